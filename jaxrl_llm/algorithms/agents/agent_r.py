@@ -16,7 +16,6 @@ from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, RECALLED, Count, NonNegative, Range
 from jaxrl_llm.core.parts import chain, part, stateless
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.messages import lines_of
@@ -25,10 +24,8 @@ from jaxrl_llm.rollouts.agents.program import with_episodes
 from jaxrl_llm.rollouts.agents.retries import PIVOT
 from jaxrl_llm.rollouts.agents.search import Searched, searched
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, Segment, given
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group, marked
+from jaxrl_llm.rollouts.episode import Segment, given
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
 from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.rollouts")

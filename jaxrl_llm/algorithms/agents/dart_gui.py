@@ -16,7 +16,6 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
@@ -26,10 +25,7 @@ from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.replay.into_groups import none_above, swapped_successes
 from jaxrl_llm.rollouts.agents.path import AgentSettings
 from jaxrl_llm.rollouts.agents.program import plays, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.selection.rows import ranks_within
 
 SHARE, LONGEST = "sampled_share", "longest_success"  # columns that the curriculum gives

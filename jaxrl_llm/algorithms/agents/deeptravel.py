@@ -15,7 +15,6 @@ from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, 
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
 from jaxrl_llm.core.kinds import OURS, RUN, Count, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.curriculum.failed_prompts import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
@@ -28,12 +27,9 @@ from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded as with_rewards
 from jaxrl_llm.rollouts.agents.program import with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.judged import counts, criteria_of, graded, rubric_scores
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError
 
 CRITERIA = (

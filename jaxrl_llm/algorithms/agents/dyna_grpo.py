@@ -16,7 +16,6 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, check_moments
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
@@ -27,10 +26,8 @@ from jaxrl_llm.rollouts.agents.messages import merged
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse
 from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given, with_reply
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group, marked
+from jaxrl_llm.rollouts.episode import given, with_reply
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
 from jaxrl_llm.utils.errors import InputError
 
 logger = logging.getLogger("jaxrl_llm.rollouts")

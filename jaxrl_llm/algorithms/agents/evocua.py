@@ -16,7 +16,6 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, Count, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import best_and_worst, imitation, pairwise, token_mean
 from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs
 from jaxrl_llm.rollouts.agents.conversation import finished
@@ -26,10 +25,7 @@ from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.agents.retries import PIVOT, Attempt, retried_from, rows_of
 from jaxrl_llm.rollouts.agents.search import Searched
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group, marked
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
 
 REFLECT = """The last action was a mistake, and the situation is not the one that was wanted. Say what went wrong, and \
 take an action that sets it right."""

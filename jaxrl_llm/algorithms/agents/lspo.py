@@ -11,7 +11,6 @@ from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_se
 from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt, Positive, Range
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.curriculum.neighbours import text_features
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.data.chat.turns import ChatTurns
@@ -21,11 +20,8 @@ from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.messages import merged, messages_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.pairs import ends_of
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group, samples
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, samples
 from jaxrl_llm.utils.errors import InputError
 
 Array = np.ndarray[Any, Any]

@@ -14,7 +14,6 @@ from jaxrl_llm.core.algorithm import turn_in_episode
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.agents.path import AgentSettings
@@ -30,10 +29,7 @@ from jaxrl_llm.rollouts.agents.retries import (
     transcript,
 )
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group, marked
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
 from jaxrl_llm.utils.errors import is_off
 
 

@@ -13,7 +13,6 @@ from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, Count
 from jaxrl_llm.core.parts import chain, part, stateless
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
@@ -22,10 +21,8 @@ from jaxrl_llm.rollouts.agents.messages import merged
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.agents.retries import PIVOT
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, with_reply
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group, marked
+from jaxrl_llm.rollouts.episode import with_reply
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 FORESEE = """This is not said in the task. Ways to go on were tried out in copies of the environment:

@@ -12,15 +12,12 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, Range
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rollouts.auxiliary_prompts import second_prompt
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 VOTES, CLUES, SPY_CLUES = 0, 1, 2  # parts of a game's rows, info["part"]

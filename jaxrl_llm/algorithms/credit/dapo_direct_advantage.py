@@ -14,13 +14,11 @@ from jaxrl_llm.core.coefficient import control
 from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, PositiveNumber
 from jaxrl_llm.core.objective import Objective
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Transform, counted
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.episode import given
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
 from jaxrl_llm.utils.errors import InputError
 

@@ -23,11 +23,10 @@ from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
 from jaxrl_llm.core.kinds import CODE, OURS, AboveOne, Count, Fraction, NonNegative, Number, Range
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import policy_gradient, token_clip, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Bounds
 from jaxrl_llm.rollouts.hooked import hooked
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Rollout, group
 
 
 @batch_part

@@ -12,14 +12,11 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
 from jaxrl_llm.core.kinds import CODE, OURS, Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, none_succeed, repair, succeeds
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError
 
 CHUNK = (5, 10)  # tokens of a piece of the trace, from and to

@@ -5,15 +5,11 @@ from typing import Annotated
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Fraction
 from jaxrl_llm.core.parts import chain, part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import distillation
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.distillation.divergences import SupportOf
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, group
 
 
 @method(paper="arXiv 2306.13649", test="test_distilled.py::test_gkd_is_its_loop")

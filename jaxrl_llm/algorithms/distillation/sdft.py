@@ -7,13 +7,9 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, Fraction
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import exponential_average, periodic_reset
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import distillation
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import samples
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, samples
 
 SHOWN = "\n\nThis is an example of a response:\n\n{}\n\nNow answer with a response of your own."
 

@@ -17,14 +17,11 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.agents.path import AgentSettings, begun, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import continued
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 

@@ -14,14 +14,12 @@ from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, RUN, Count, NonNegative, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, Segment
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.episode import Segment
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.words import cosine
 

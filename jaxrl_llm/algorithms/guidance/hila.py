@@ -13,26 +13,16 @@ from jaxrl_llm.advantages.replayed import demonstrated_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative
-from jaxrl_llm.core.parts import (
-    Metrics,
-    Objective,
-    PolicyOutputs,
-    Trajectories,
-    part,
-    row_means,
-    stateless_part,
-)
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, stateless_part
 from jaxrl_llm.core.reference import ReferenceRule
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import Average, clip, distillation, policy_gradient, sequence_ratio
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given, sampled_ids
+from jaxrl_llm.rollouts.episode import given, sampled_ids
 from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.recycled import final_answer
 from jaxrl_llm.utils.errors import InputError
 

@@ -10,27 +10,15 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Positive, check_number
-from jaxrl_llm.core.parts import (
-    Metrics,
-    Objective,
-    PolicyOutputs,
-    Trajectories,
-    chain,
-    part,
-    stateless_part,
-)
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, stateless_part
 from jaxrl_llm.core.reference import exponential_average
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.averages import averaged
 from jaxrl_llm.objectives.distillation.divergences import on_support
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, succeeds
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import scored_samples
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, scored_samples
 
 
 @method(paper="arXiv 2604.02288", test="test_self_distilled.py::test_srpo_is_its_loop")

@@ -13,11 +13,9 @@ from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, NonNegative
 from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.comparisons import PairJudge, pair_judge, texts_of
 from jaxrl_llm.rollouts.judges.judged import Judged, Judging, judged
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 

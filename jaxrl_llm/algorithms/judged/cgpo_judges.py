@@ -18,16 +18,12 @@ from jaxrl_llm.core.kinds import NonNegativeNumber, PositiveNumber
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, chain, part, weighted
 from jaxrl_llm.core.repr import layout
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.specs import component
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
 from jaxrl_llm.rollouts.pairs import scored
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import InputError, require_choice, shown, unknown

@@ -11,16 +11,12 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, policy
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.judges.judged import text_in
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import samples, scored_samples
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, samples, scored_samples
 from jaxrl_llm.utils.errors import InputError, shown
 
 LOW, HIGH = 1.0, 10.0  # of a referee's scores

@@ -9,24 +9,14 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.core.kinds import OURS, RECALLED, Count, Positive, Range
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
-from jaxrl_llm.core.parts import (
-    Metrics,
-    Objective,
-    PolicyOutputs,
-    Trajectories,
-    part,
-    stateless_part,
-)
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless_part
 from jaxrl_llm.core.population import League
 from jaxrl_llm.core.reference import ReferenceRule, Snapshots
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import best_and_worst, loss_named, pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.rewards.environment import GIVEN
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 
 
 @method(

@@ -14,23 +14,11 @@ from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Number, Positive
-from jaxrl_llm.core.parts import (
-    Metrics,
-    Objective,
-    PolicyOutputs,
-    Trajectories,
-    control,
-    part,
-    stateless_part,
-)
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part, stateless_part
 from jaxrl_llm.objectives import Average, clip, entropy, imitation, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.objectives.averages import count_tokens, mean_by
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import is_off
 
 

@@ -10,14 +10,11 @@ from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, 
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Range
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.chat.encode import with_text
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
 from jaxrl_llm.rewards.environment import GIVEN
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError
 
 PREFIX = "[style {code}] "

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
 from jaxrl_llm.core.kinds import CODE, Count
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
 from jaxrl_llm.objectives.averages import averaged, token_mean
 from jaxrl_llm.objectives.preference.reward_models import class_loss
 from jaxrl_llm.rewards.environment import GIVEN
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.episode import given
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 

@@ -12,10 +12,9 @@ from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair
 from jaxrl_llm.objectives.preference.reward_models import bradley_terry_loss
 from jaxrl_llm.rewards.models.whole import encoded
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.episode import given
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 

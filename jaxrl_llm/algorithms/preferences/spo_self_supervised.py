@@ -12,14 +12,11 @@ from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, 
 from jaxrl_llm.algorithms.preferences.dpo import dpo
 from jaxrl_llm.core.kinds import OURS, NonNegative, Positive, check_number
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.reward_models import class_loss
 from jaxrl_llm.rewards.environment import GIVEN
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected, response
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError
 
 KEYWORD = 5  # fewest letters of a word that counts as content

@@ -9,12 +9,9 @@ from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, NonNegative, check_number
 from jaxrl_llm.core.parts import chain, part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, known_scores
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import scored_samples
+from jaxrl_llm.rollouts.episode import known_scores
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, scored_samples
 from jaxrl_llm.utils.errors import require_choice
 
 

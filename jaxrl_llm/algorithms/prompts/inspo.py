@@ -11,16 +11,12 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import problem_of
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import samples
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, samples
 from jaxrl_llm.utils.errors import InputError, shown
 
 FIRST = (

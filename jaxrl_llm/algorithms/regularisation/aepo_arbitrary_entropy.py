@@ -13,11 +13,8 @@ from jaxrl_llm.advantages.multipliers import last_entropy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, AboveOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, controller, counted, part, step_part
-from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 

@@ -15,7 +15,6 @@ from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, 
 from jaxrl_llm.core.buckets import bucket_quantile
 from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, Fraction, NonNegative
 from jaxrl_llm.core.parts import Trajectories, chain, part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
 from jaxrl_llm.rewards.environment import JUDGE
@@ -27,13 +26,10 @@ from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.judges.judged import Criterion, Judged, Judging, judged, met_by
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError
 
 

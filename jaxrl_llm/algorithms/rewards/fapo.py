@@ -11,19 +11,15 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, NonNegative, Range, check_number
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rewards.judges.first_errors import NONE, first_error_in, question, steps_in
 from jaxrl_llm.rewards.shaping import overlong_penalty
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.pairs import scored
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import is_off
 
 

@@ -16,16 +16,12 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless_part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError
 
 Diversity = Literal["share", "share_or_zero", "zero_based"]

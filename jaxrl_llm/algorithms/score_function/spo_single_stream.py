@@ -9,7 +9,6 @@ from jaxrl_llm.advantages import tracked_baseline
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, NonNegativeInt, Positive
 from jaxrl_llm.core.parts import Trajectories, part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
@@ -20,10 +19,7 @@ from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, token_places
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError, shown
 
 

@@ -35,7 +35,6 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, counted, part, stateless
 from jaxrl_llm.core.reference import exponential_average
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
@@ -43,10 +42,8 @@ from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.values import head_value_loss
 from jaxrl_llm.replay.base import whole_groups
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.episode import given
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 
 COLUMN, RESAMPLED = "stored_states", "resampled"
 HEADS = 4  # Q_1, Q_2, V_1, V_2

@@ -10,13 +10,10 @@ from jaxrl_llm.advantages.turns import above_buckets, returns_of_turns, turn_adv
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around
 
 

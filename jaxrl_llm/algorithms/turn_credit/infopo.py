@@ -14,12 +14,9 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import CODE, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around, blanked
 from jaxrl_llm.utils.errors import InputError, shown
 

@@ -23,15 +23,11 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import mismatch
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.utils.errors import InputError, is_off
 
