@@ -20,11 +20,7 @@ from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.utils.errors import InputError, unknown
 
 
-@method(
-    paper="arXiv 2410.02236",
-    year=2025,
-    test="test_reward_composed.py::test_c_morl_is_the_loop",
-)
+@method(paper="arXiv 2410.02236", year=2025, test="test_reward_composed.py::test_c_morl_is_the_loop")
 def c_morl(
     component: Annotated[str | None, OURS] = None,
     share: Annotated[float, CODE] = 0.9,
