@@ -84,7 +84,7 @@ def _year_of(paper: str) -> int:
     """
     numbered = re.fullmatch(r"arXiv (\d\d)\d\d\.\d+", paper)
     if numbered is None:
-        raise InputError(f"{shown(paper)} is no number in arXiv, which has the year: give the year too")
+        raise InputError(f"{shown(paper)} is no number in arXiv, which has the year: give it too")
     return 2000 + int(numbered[1])
 
 
