@@ -153,8 +153,8 @@ def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path
 
 def test_rewards_and_rollouts_of_the_library_provide_what_they_say(tmp_path: Path) -> None:
     """The method's own rollout makes guided rows, which none of another kind replaces; a conversation makes turns."""
-    for method in ("icpo_in_context", "hbpo"):
-        refused(TrainConfig(algorithm=method))
+    for name in ("icpo_in_context", "hbpo"):
+        refused(TrainConfig(algorithm=name))
     with pytest.raises(InputError, match=r"icpo_in_context has a rollout of its own, .* but rollout is hinted\(hint\)"):
         refused(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))
     with pytest.raises(InputError, match="hbpo has a rollout of its own, with_budgets"):
