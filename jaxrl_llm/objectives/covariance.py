@@ -11,7 +11,7 @@ from jaxrl_llm.core.transform import Refresh
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.tokens import share_down
+from jaxrl_llm.selection.rows import share_down
 
 
 def covariance_terms(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from jaxrl_llm.core.parts import Trajectories, chain, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection import keep_weighted
 from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.tokens import late_tokens, top_tokens
+from jaxrl_llm.selection.rows import late_tokens, top_tokens
 
 
 @method(

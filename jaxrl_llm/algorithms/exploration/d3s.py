@@ -12,8 +12,7 @@ from jaxrl_llm.core.kinds import OURS, RUN, AtLeastOne, Fraction, NonNegative, S
 from jaxrl_llm.core.parts import Trajectories, chain, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise, token_noise
-from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset
-from jaxrl_llm.selection.tokens import share_up, top_tokens
+from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset, share_up, top_tokens
 
 
 @step_part

@@ -12,8 +12,8 @@ from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, N
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, weighted
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.averages import Average
-from jaxrl_llm.objectives.guidance import guided, guided_rows
 from jaxrl_llm.objectives.row_averages import by_rows
+from jaxrl_llm.objectives.surrogates import guided, guided_rows
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.rollouts.guidance.prompted import taught
 from jaxrl_llm.rollouts.guidance.repair import succeeds

@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, Count, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, counted, part, step_part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.guidance import guided, guided_rows
+from jaxrl_llm.objectives.surrogates import guided, guided_rows
 from jaxrl_llm.rewards.transforms import leave_out
 from jaxrl_llm.rollouts.guidance.prompted import in_context
 from jaxrl_llm.rollouts.guidance.repair import Succeeds

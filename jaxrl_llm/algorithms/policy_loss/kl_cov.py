@@ -16,7 +16,7 @@ from jaxrl_llm.objectives.covariance import first_k, token_covariances
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.tokens import share_down
+from jaxrl_llm.selection.rows import share_down
 
 
 @method(paper="arXiv 2505.22617", test="test_trust_region.py::test_kl_cov_by_loop")
