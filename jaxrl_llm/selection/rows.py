@@ -1,4 +1,4 @@
-"""Which rows to train on, and how often, and which of their tokens: ranks, maximum-variance subsets, resampling, shares.
+"""Which rows to train on, how often, and which of their tokens: ranks, maximum-variance subsets, resampling, shares.
 
 Shapes never depend on data: a selection is a mask or a count per row. Ties are broken by noise keyed on the row's
 content (`selection.noise`), so the order of rows does not matter.
