@@ -25,7 +25,7 @@ _MOVES = (
     ("core", "algorithms", "algorithm"),
     (
         "core.needs", "",
-        "need_types=types provided_needs=provided providers stand_ins=placeholders drift=policy_drift "
+        "need_types=types provided_needs=provided providers=types stand_ins=placeholders drift=computed "
         "effective_rank"
     ),
     ("utils", "", "errors json_text=json lazy storage process threads settings keywords starting peer_names"),
