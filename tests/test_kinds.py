@@ -23,7 +23,7 @@ MODULES = (
 )  # fmt: skip
 FILLED = {
     "span": "sequence",
-    "rho": None,
+    "rho": objectives.token_ratio(),
     "target": 0.5,
     "bound": 0.1,
     "low": 0.1,
