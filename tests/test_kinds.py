@@ -31,6 +31,7 @@ FILLED = {
     "coefficient": 0.1,
     "groups": {},
 }
+OWN = {"find_bounds": {"low": (0.6, 0.9, 0.1), "high": (1.2, 3.0, 0.1)}}  # where values of other kinds are asked for
 
 
 def chosen(build: Callable[..., Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -54,7 +55,7 @@ def test_another_name_is_refused_with_the_known_ones(build: Any, name: str, name
     required = [p.name for p in inspect.signature(build).parameters.values() if p.default is p.empty and p.name != name]
     given = {one: FILLED[one] if one in FILLED else pytest.skip(f"{build.__name__} needs {one}") for one in required}
     with pytest.raises(InputError, match="no such") as error:
-        build(**given, **{name: "no such"})
+        build(**{**given, **OWN.get(build.__name__, {})}, **{name: "no such"})
     assert set(error.value.known) == set(names)
     assert "\n" not in str(error.value)
 
