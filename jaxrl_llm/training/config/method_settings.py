@@ -1,4 +1,4 @@
-"""Settings that a run takes from its method, see `algorithms.method`."""
+"""Settings that a run takes from its method, see `algorithms.method.run_settings`."""
 
 from __future__ import annotations
 
