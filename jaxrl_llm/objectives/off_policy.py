@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import expect
-from jaxrl_llm.core.kinds import NonNegativeNumber, Number, check_number
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, check_number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.core.parts import (
     Metrics,
@@ -138,14 +138,13 @@ def divergence_rejection(
 
 
 @part
-def stale_correction(mode: Literal["truncate", "mask"] = "truncate", cap: Number = 2.0) -> Transform:
+def stale_correction(mode: Literal["truncate", "mask"] = "truncate", cap: PositiveNumber = 2.0) -> Transform:
     """Weigh stale tokens, and take the policy before the update for the one that sampled. Needs old_logp.
 
     Advantages are multiplied by `importance_weight` of a token with this mode and the upper bound `cap`. After that the
     ratios of any method are to the policy before the update, so that its trust region lies around that, as in decoupled
     PPO. What tokens were sampled with stays in info["sampled_logp"]. Batches without advantages stay as they are.
     """
-    check_number("cap", cap, above=0)
 
     def apply(batch: Trajectories) -> Trajectories:
         if batch.advantages is None:
@@ -159,7 +158,7 @@ def stale_correction(mode: Literal["truncate", "mask"] = "truncate", cap: Number
 
 @part
 def interpolated_proximal(
-    objective: Objective, mode: Literal["truncate", "mask"] = "truncate", cap: Number = 2.0
+    objective: Objective, mode: Literal["truncate", "mask"] = "truncate", cap: PositiveNumber = 2.0
 ) -> Objective:
     """An objective whose behaviour policy is a proximal policy between the one that sampled and the current one.
 
@@ -172,7 +171,6 @@ def interpolated_proximal(
     weights has the objective as it is. Metric: "proximal/weight", the mean of w. Needs staleness.
     """
     expect("the objective around a proximal policy", objective, Objective)
-    check_number("cap", cap, above=0)
 
     def moved(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Trajectories, jax.Array]:
         counts, d = batch.loss_weights != 0, batch.need("staleness").astype(jnp.float32)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import OURS, RECALLED, Positive, PositiveNumber, check_number
+from jaxrl_llm.core.kinds import OURS, RECALLED, Positive, PositiveNumber
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.objectives.preference.pairs import coupled, scored_rows
 from jaxrl_llm.objectives.ratios import log_ratio_to
@@ -59,7 +59,6 @@ def listwise(loss: ListLoss, beta: PositiveNumber = 0.05) -> Objective:
     reference, whose labels are the rewards. Metrics: "listwise", the loss; "rewards/accuracies" and "rewards/margins",
     means over the pairs of a list with different labels of whether, and by how much, the scores differ likewise.
     """
-    check_number("beta", beta, above=0)
 
     def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         return beta * jnp.sum(weighted(log_ratio_to(outputs, batch, "reference"), batch), axis=1)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Source, check_number
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import needed
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, weighted
 from jaxrl_llm.objectives.ratios import log_ratio_to
@@ -105,11 +105,9 @@ def preference_shares(
 
 @part
 def preference(
-    beta: Number = 0.1, best: Number = 1.0, best_scale: NonNegativeNumber = 1.0, against: Source = "reference"
+    beta: PositiveNumber = 0.1, best: Number = 1.0, best_scale: NonNegativeNumber = 1.0, against: Source = "reference"
 ) -> Objective:
     """`preference_shares` of the mean log-ratios: DPO on all pairs within a group that differ in reward."""
-    check_number("beta", beta, above=0)
-    check_number("best", best)
 
     def shares(h: jax.Array, batch: Trajectories) -> jax.Array:
         return preference_shares(h, batch.scores, batch.group, beta, best, best_scale)
@@ -161,7 +159,6 @@ def discriminative(
     Rows with a score above the threshold are right, others wrong. merit: `batch -> f32[N]`.
     """
     require_function("merit", merit)
-    check_number("threshold", threshold)
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         score, acts = batch.scores, jnp.any(batch.action_mask, axis=1).astype(jnp.float32)

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.kinds import FractionNumber, PositiveNumber, Source, check_number
+from jaxrl_llm.core.kinds import FractionNumber, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import batch_part, stateless_part
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
+from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, is_of_each_pair, sigmoid
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled
 from jaxrl_llm.selection.noise import row_noise
@@ -88,7 +88,6 @@ def pairwise(
     row has the larger one), and, without scores, "logps/chosen", "logps/rejected".
     """
     require_function("a loss of pairs", loss)
-    check_number("beta", beta, above=0)
     choose = best_and_worst() if pairs is None else pairs
     by_groups = pairs is None and is_of_each_pair(loss)
 
@@ -163,20 +162,14 @@ def chosen_likelihood(pairs: ChoosePairs | None = None) -> Objective:
     return Objective(objective, frozenset(), refresh)
 
 
-@part
-def shared_length(factor: FractionNumber = 0.5, pairs: ChoosePairs | None = None) -> Transform:
+@stateless_part()
+def shared_length(batch: Trajectories, factor: FractionNumber = 0.5, pairs: ChoosePairs | None = None) -> Trajectories:
     """Weigh the tokens of a pair's longer row beyond the length of the shorter one by `factor` (LD-DPO, 2409.06411)."""
-    check_number("factor", factor, least=0, most=1)
-    choose = best_and_worst() if pairs is None else pairs
-
-    def apply(batch: Trajectories) -> Trajectories:
-        rows, lengths = choose(batch), batch.lengths
-        both = jnp.where(rows.valid, jnp.minimum(lengths[rows.chosen], lengths[rows.rejected]), jnp.inf)
-        shorter = jnp.full(lengths.shape, jnp.inf).at[rows.chosen].min(both).at[rows.rejected].min(both)
-        beyond = batch.action_index >= shorter[:, None]
-        return batch.replace(weights=batch.loss_weights * jnp.where(beyond, factor, 1.0))
-
-    return stateless(apply)
+    rows, lengths = (pairs or best_and_worst())(batch), batch.lengths
+    both = jnp.where(rows.valid, jnp.minimum(lengths[rows.chosen], lengths[rows.rejected]), jnp.inf)
+    shorter = jnp.full(lengths.shape, jnp.inf).at[rows.chosen].min(both).at[rows.rejected].min(both)
+    beyond = batch.action_index >= shorter[:, None]
+    return batch.replace(weights=batch.loss_weights * jnp.where(beyond, factor, 1.0))
 
 
 @stateless_part({"old_logp", "squared_probability"})

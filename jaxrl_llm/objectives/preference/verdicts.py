@@ -87,8 +87,6 @@ def verdicts(
     "rewards/rejected" and "logps/rejected" over bad ones, "rewards/margins", and "rewards/accuracies": the share of
     rows with u > z where they are good, and u < z where they are bad.
     """
-    check_number("beta", beta, above=0)
-    check_number("threshold", threshold)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts = jnp.any(batch.loss_weights != 0, axis=1)
