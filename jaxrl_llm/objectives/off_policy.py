@@ -137,23 +137,21 @@ def divergence_rejection(
     return _corrected(batch, w, leave_count)
 
 
-@part
-def stale_correction(mode: Literal["truncate", "mask"] = "truncate", cap: PositiveNumber = 2.0) -> Transform:
+@stateless_part({"old_logp"})
+def stale_correction(
+    batch: Trajectories, mode: Literal["truncate", "mask"] = "truncate", cap: PositiveNumber = 2.0
+) -> Trajectories:
     """Weigh stale tokens, and take the policy before the update for the one that sampled. Needs old_logp.
 
     Advantages are multiplied by `importance_weight` of a token with this mode and the upper bound `cap`. After that the
     ratios of any method are to the policy before the update, so that its trust region lies around that, as in decoupled
     PPO. What tokens were sampled with stays in info["sampled_logp"]. Batches without advantages stay as they are.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        if batch.advantages is None:
-            return batch
-        weight = importance_weight(mismatch(batch), batch.loss_weights != 0, "token", mode, high=cap)
-        info = {**(batch.info or {}), SAMPLED: batch.behaviour_logp}
-        return _corrected(batch, weight, False).replace(behaviour_logp=batch.need("old_logp"), info=info)
-
-    return stateless(apply, {"old_logp"})
+    if batch.advantages is None:
+        return batch
+    weight = importance_weight(mismatch(batch), batch.loss_weights != 0, "token", mode, high=cap)
+    info = {**(batch.info or {}), SAMPLED: batch.behaviour_logp}
+    return _corrected(batch, weight, False).replace(behaviour_logp=batch.need("old_logp"), info=info)
 
 
 @part
