@@ -114,7 +114,7 @@ def checked(build: Build) -> Build:
                 raise unknown_keyword(name, known, f"hyper-parameter of {label}")
             known[name].check(f"{label}: {name}", value)
             if isinstance(value, str) and known[name].choices and name != "preset":  # which `presets` looks up itself
-                require_choice(name, value, known[name].choices)
+                require_choice(f"{name} of {label}", value, known[name].choices)
         return build(**given)
 
     return typing.cast(Build, method)

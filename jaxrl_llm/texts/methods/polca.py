@@ -10,8 +10,7 @@ from jaxrl_llm.core.kinds import OURS, Count, Fraction
 from jaxrl_llm.texts.candidates import Candidate, State, apart, begun, observed, one_of, replaced, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
-from jaxrl_llm.texts.proposer import KINDS, REWRITE, By, accepted, brief_of, check_slots, filled, propose
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.texts.proposer import REWRITE, By, accepted, brief_of, check_slots, filled, propose
 
 SUMMARY = "These instructions were tried:\n{notes}\n\nSay in one or two sentences what works and what does not."
 
@@ -47,7 +46,6 @@ def polca(
     and {wrong} ("": our own); by "examples" `shots` of its right answers become worked examples; by "both" these
     alternate.
     """
-    require_choice("polca: by", by, KINDS)
     rewrite = rewrite or REWRITE
     check_slots("rewrite", rewrite, ("text",))
 

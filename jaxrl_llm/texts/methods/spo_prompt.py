@@ -12,7 +12,6 @@ from jaxrl_llm.texts.engine import Engine, Row
 from jaxrl_llm.texts.judge import JUDGE, SLOTS, compare
 from jaxrl_llm.texts.method import TextMethod
 from jaxrl_llm.texts.proposer import KINDS, Brief, By, accepted, check_slots, propose
-from jaxrl_llm.utils.errors import require_choice
 
 REWRITE = (
     "Here is an instruction for an assistant:\n{text}\n\nAnswers that it gave:\n{right}\n\n"
@@ -48,7 +47,6 @@ def spo_prompt(
     {first} and {second} ("": our own). By "words" it rewrites the text, by "examples" `shots` of its answers become
     worked examples in it, by "both" one or the other, drawn.
     """
-    require_choice("spo_prompt: by", by, KINDS)
     rewrite, judge = rewrite or REWRITE, judge or JUDGE
     check_slots("rewrite", rewrite, ("text",))
     check_slots("judge", judge, SLOTS)

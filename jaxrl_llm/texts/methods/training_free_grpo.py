@@ -13,7 +13,6 @@ from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, obse
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
 from jaxrl_llm.texts.proposer import LONGEST, filled, joined, split, worked_example
-from jaxrl_llm.utils.errors import require_choice
 
 SUMMARY = "Question: {question}\n\nAnswer: {answer}\n\nSay in one sentence how this answer was found."
 LESSONS = (
@@ -115,8 +114,6 @@ def training_free_grpo(
     example: it is added, or replaces that of the same question; this is for policies too small to write lessons. Of
     more than `most` experiences the newest stay.
     """
-
-    require_choice("training_free_grpo: lessons", lessons, ("words", "examples"))
 
     def step(state: State, tasks: Sequence[Row], engine: Engine) -> State:
         (now,) = state.candidates
