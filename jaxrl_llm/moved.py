@@ -19,12 +19,13 @@ _MOVES = (
         "absent=transform expressions=repr hooks "
         "log_ratios references=reference shapes objective transform trajectory phases=algorithm"
     ),
-    ("core.arguments", "", "arguments=checks part_checks=checks coefficients=ranges choices signatures"),
-    ("core.arguments", "core", "checks ranges choices signatures hyperparameters"),
+    ("core.arguments", "", "arguments=checks part_checks=checks coefficients=ranges signatures"),
+    ("core.arguments", "core", "checks ranges signatures hyperparameters"),
+    ("core", "core", "choices=kinds arguments.choices=kinds"),
     ("core", "algorithms", "algorithm"),
     (
         "core.needs", "",
-        "need_types=types provided_needs=provided providers stand_ins=placeholders drift=policy_drift "
+        "need_types=types provided_needs=provided providers=types stand_ins=placeholders drift=computed "
         "effective_rank"
     ),
     ("utils", "", "errors json_text=json lazy storage process threads settings keywords starting peer_names"),
@@ -33,7 +34,7 @@ _MOVES = (
         "commands agent_demo demo config_file host_options info_commands=info lab_command=lab option_groups "
         "options peer_options peer_overrides plan_command=plan run_commands=eval_and_sample"
     ),
-    ("core", "", "by_value"),
+    ("core", "", "by_value choices=kinds"),
     (
         "rollouts", "rollouts",
         "tools=context by_name=registry second_prompts=auxiliary_prompts rounds=adaptive"
@@ -134,15 +135,10 @@ _MOVES = (
         "digest=tokenizer folders gguf gguf_file gguf_tokenizer huggingface load save shards=huggingface source=folders"
     ),
     ("models.io", "models.io", "added_tokens=tokenizer"),
-    (
-        "advantages.turns", "advantages",
-        "turn_rewards episodes rounds"
-    ),
+    ("advantages", "advantages", "turn_rewards=turns rounds=turns token_baselines=tokens windows=tokens"),
     ("advantages.trees", "advantages", "tree_credit=credit"),
-    ("advantages.tokens", "advantages", "token_baselines=baselines windows"),
-    ("objectives", "objectives", "corrections=off_policy heads=value_heads one_pass=fused"),
-    ("objectives.averaging", "objectives", "averages row_averages subset"),
-    ("objectives.preference", "objectives", "pairs listwise"),
+    ("objectives", "objectives", "corrections=off_policy heads=values one_pass=fused subset=averages"),
+    ("objectives.preference", "objectives", "pairs listwise=pairs"),
     ("data", "data", "ahead=prompt_set prompts=load"),
     ("data.sources", "data", "files hub random_access shards=files"),
     (
@@ -207,6 +203,7 @@ def _moved() -> dict[str, str]:
         "needs": "core.needs",
         "algorithms.ranges": "core.arguments.hyperparameters",
         "algorithms.unfinished": "algorithms.parts",
+        "algorithms.run_settings": "algorithms.method",
     }
     found |= {f"algorithms.{name}": "algorithms" for name in _SPLIT.split()}
     for name in _INTO_METHODS.split():

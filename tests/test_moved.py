@@ -60,7 +60,6 @@ def test_names_that_are_imported_at_first_use_have_no_old_path() -> None:
     ("package", "name", "module"),
     [
         ("data.chat", "encode_prompt", "encode"),
-        ("advantages.turns", "same_state", "turns"),
         ("advantages.trees", "tree_of", "values"),
         ("environments.tools", "with_tools", "base"),
         ("rollouts.agents", "agent", "program"),

@@ -59,8 +59,8 @@ def test_moments() -> None:
         (lambda: objectives.constant(float("inf")), "length is inf"),
         (lambda: objectives.entropy_target(float("nan")), "entropy low is nan"),
         (lambda: objectives.ratio_variance(float("inf")), "variance is inf"),
-        (lambda: objectives.preference(beta=-1), "beta is -1"),
-        (lambda: objectives.value_loss(of="min"), "of 'min'"),
+        (lambda: objectives.preference(beta=-1), "beta of preference is -1"),
+        (lambda: objectives.value_loss(of="min"), "of value_loss 'min'"),
         (lambda: objectives.discriminative(None), "merit is None, but must be a function"),  # type: ignore[arg-type]
         (lambda: advantages.group_relative(epsilon=-1), "epsilon is -1"),
         (lambda: advantages.group_relative(ddof=2), "ddof is 2"),

@@ -13,9 +13,8 @@ from extensions.docstrings import escaped, restructured
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.composition import composition
 from jaxrl_llm.algorithms.describe import START, by_stage, method_card, parameters, values_of
-from jaxrl_llm.algorithms.method import Facts
+from jaxrl_llm.algorithms.method import Facts, presets_of
 from jaxrl_llm.algorithms.parts import missing
-from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.core.needs import need_of
 from jaxrl_llm.texts import describe
 from jaxrl_llm.texts import method as texts

@@ -61,7 +61,7 @@ class Tools:
         import jaxrl_llm.advantages.functional
         import jaxrl_llm.objectives.functional
         from jaxrl_llm import advantages, algorithms, curriculum, data, objectives, replay, rewards, rollouts, sampling
-        from jaxrl_llm.algorithms import run_settings
+        from jaxrl_llm.algorithms import method
         from jaxrl_llm.core.rules import Partial
         from jaxrl_llm.core.transform import stateless
         from jaxrl_llm.distributed import chips, mesh
@@ -72,7 +72,7 @@ class Tools:
         from jaxrl_llm.in_jax import train as in_jax
         from jaxrl_llm.in_jax.lab import config as lab_config
         from jaxrl_llm.in_jax.lab import grid, laboratory
-        from jaxrl_llm.learner import inputs, microbatches, optimizer, update
+        from jaxrl_llm.learner import inputs, microbatches, optimizer, train_state, update
         from jaxrl_llm.models import lora
         from jaxrl_llm.reporting import statistics
         from jaxrl_llm.reporting.html import shading
@@ -94,7 +94,8 @@ class Tools:
                 for package in (objectives.functional, objectives, advantages.functional, advantages, data)
                 for name in package.__all__
             },
-            **{name: getattr(update, name) for name in ("TrainState", "init_state", "prepare", "update")},
+            **{name: getattr(train_state, name) for name in ("TrainState", "init_state")},
+            **{name: getattr(update, name) for name in ("prepare", "update")},
             **{name: getattr(tasks, name) for name in ("addition", "get_task")},
             "Algorithm": algorithms.Algorithm,
             "Lab": in_jax.LabSettings,
@@ -128,8 +129,8 @@ class Tools:
             "provide": inputs.provide,
             "replace": dataclasses.replace,
             "rewards": rewards,
-            "run_settings": run_settings.run_settings,
-            "several_steps": run_settings.several_steps,
+            "run_settings": method.run_settings,
+            "several_steps": method.several_steps,
             "stateless": stateless,
             "shade": shading.shade,
             "soft_overlong_penalty": soft_overlong_penalty,

@@ -3,12 +3,11 @@
 The functions of arrays and batches that transforms compute with are in `jaxrl_llm.advantages.functional`.
 """
 
-from jaxrl_llm.advantages.difficulty import weigh_advantages
 from jaxrl_llm.advantages.filters import drop_small_advantages, drop_uniform_groups
 from jaxrl_llm.advantages.group import group_relative, on_actions
 from jaxrl_llm.advantages.kl_rewards import adaptive_kl, kl_reward, stepwise_kl
 from jaxrl_llm.advantages.multi_reward import check_credit, decoupled, variance_weighted
-from jaxrl_llm.advantages.multipliers import revised
+from jaxrl_llm.advantages.multipliers import revised, weigh_advantages
 from jaxrl_llm.advantages.normalisation import normalised_values, running_reward_scaling
 from jaxrl_llm.advantages.returns import (
     clip_advantages,
@@ -18,32 +17,14 @@ from jaxrl_llm.advantages.returns import (
     whiten_advantages,
 )
 from jaxrl_llm.advantages.risk import bundled_risk
-from jaxrl_llm.advantages.tokens.baselines import energy_weighted_baseline
+from jaxrl_llm.advantages.tokens import energy_weighted_baseline
 from jaxrl_llm.advantages.trackers import tracked_baseline
 from jaxrl_llm.advantages.votes import vote
 
 __all__ = [
-    "adaptive_kl",
-    "bundled_risk",
-    "check_credit",
-    "clip_advantages",
-    "decoupled",
-    "discounted_returns",
-    "drop_small_advantages",
-    "drop_uniform_groups",
-    "energy_weighted_baseline",
-    "generalised_advantages",
-    "group_relative",
-    "kl_reward",
-    "length_adaptive",
-    "normalised_values",
-    "on_actions",
-    "revised",
-    "running_reward_scaling",
-    "stepwise_kl",
-    "tracked_baseline",
-    "variance_weighted",
-    "vote",
-    "weigh_advantages",
+    "adaptive_kl", "bundled_risk", "check_credit", "clip_advantages", "decoupled", "discounted_returns",
+    "drop_small_advantages", "drop_uniform_groups", "energy_weighted_baseline", "generalised_advantages",
+    "group_relative", "kl_reward", "length_adaptive", "normalised_values", "on_actions", "revised",
+    "running_reward_scaling", "stepwise_kl", "tracked_baseline", "variance_weighted", "vote", "weigh_advantages",
     "whiten_advantages",
-]
+]  # fmt: skip

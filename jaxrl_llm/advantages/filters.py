@@ -12,9 +12,7 @@ from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 
 
 def uniform_groups(batch: Trajectories) -> jax.Array:

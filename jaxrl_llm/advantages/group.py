@@ -12,15 +12,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.episodes import once_per_episode
+from jaxrl_llm.advantages.episodes import once_per_episode
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.choices import Baseline, Scale
-from jaxrl_llm.core.arguments.ranges import check_moments
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_quantile, bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import Baseline, Scale, check_moments
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 from jaxrl_llm.core.shapes import NUMBERS, check_array
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, absent, stateless
+from jaxrl_llm.core.transform import absent
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 SCALES = ("std", "none", "batch", "sum", "mean")
@@ -127,7 +125,6 @@ def group_relative(
     """
     _check_scale(scale)
     check_moments(ddof, epsilon)
-    require_choice("baseline", baseline, BASELINES)
     if weights is not None:
         require_function("weights", weights)
 
@@ -162,7 +159,6 @@ def on_actions(
     over: whether an episode of several rows counts once, see `once_per_episode`, or with each row.
     """
     require_function("the advantage", advantage, alone=True)
-    require_choice("over", over, ("episodes", "rows"))
     found = once_per_episode(advantage) if over == "episodes" else advantage
 
     def write(batch: Trajectories) -> Trajectories:

@@ -7,12 +7,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Estimator, NonNegativeNumber, Number, PositiveNumber, Source
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import Estimator, NonNegativeNumber, Number, PositiveNumber, Source, check_number
 from jaxrl_llm.core.log_ratios import ESTIMATORS, log_ratio, needed, source
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, row_means
-from jaxrl_llm.core.transform import State, Transform, control, stateless
+from jaxrl_llm.core.parts import State, Trajectories, Transform, control, part, row_means, stateless
 from jaxrl_llm.utils.errors import unknown
 
 

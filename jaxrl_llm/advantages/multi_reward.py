@@ -12,12 +12,10 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.filters import uniform_groups
 from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
 from jaxrl_llm.advantages.normalisation import whiten
-from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
-from jaxrl_llm.utils.errors import InputError, require_choice, unknown
+from jaxrl_llm.core.kinds import Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless_part
+from jaxrl_llm.utils.errors import InputError, unknown
 
 
 def parse_weights(text: str) -> dict[str, float]:
@@ -102,33 +100,29 @@ def variance_weighted_advantage(
     return jnp.sum(weights * centred, axis=1) / (spread + epsilon)
 
 
-@part
+@stateless_part()
 def decoupled(
+    batch: Trajectories,
     weights: str = "",
     over: Literal["sequences", "tokens", "none"] = "sequences",
     ddof: int = 1,
     epsilon: float = 1e-4,
     batch_epsilon: float = 1e-4,
-) -> Transform:
+) -> Trajectories:
     """`decoupled_advantage`, normalised over the batch so that its scale does not grow with the number of components.
 
     over: "sequences", (s - mean)/(std + batch_epsilon) over sequences, skipped for a single component; "tokens",
     (s - mean)/sqrt(var + batch_epsilon) over tokens; "none", not normalised over the batch.
     """
-    require_choice("over", over, ("sequences", "tokens", "none"))
-
-    def apply(batch: Trajectories) -> Trajectories:
-        values, w = components(batch, weights)
-        s = decoupled_advantage(values, w, batch.group, ddof=ddof, epsilon=epsilon)
-        mask = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
-        if over == "sequences" and values.shape[1] > 1:
-            s = standardised(jnp.where(jnp.isnan(batch.scores), jnp.nan, s), ddof, batch_epsilon)
-        tokens = jnp.where(mask, s[:, None], 0.0)
-        if over == "tokens":
-            tokens = whiten(tokens, mask, ddof=ddof, epsilon=batch_epsilon)
-        return batch.replace(advantages=tokens)
-
-    return stateless(apply)
+    values, w = components(batch, weights)
+    s = decoupled_advantage(values, w, batch.group, ddof=ddof, epsilon=epsilon)
+    mask = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
+    if over == "sequences" and values.shape[1] > 1:
+        s = standardised(jnp.where(jnp.isnan(batch.scores), jnp.nan, s), ddof, batch_epsilon)
+    tokens = jnp.where(mask, s[:, None], 0.0)
+    if over == "tokens":
+        tokens = whiten(tokens, mask, ddof=ddof, epsilon=batch_epsilon)
+    return batch.replace(advantages=tokens)
 
 
 @part
@@ -195,27 +189,25 @@ def passes_all(passed: jax.Array, attempted: jax.Array) -> jax.Array:
     return success.astype(jnp.float32)
 
 
-@part
+@stateless_part({"tests"})
 def check_credit(
-    difficulty: float = 2.0, width: float = 0.1, partial: float = 0.5, gamma: float = 0.95, epsilon: float = 1e-6
-) -> Transform:
+    batch: Trajectories,
+    difficulty: NonNegative = 2.0,
+    width: Positive = 0.1,
+    partial: float = 0.5,
+    gamma: Fraction = 0.95,
+    epsilon: float = 1e-6,
+) -> Trajectories:
     """A_it = (S_i - mean S) + partial (R_it - mean R) on the tokens of attempt t, with group means (2601.03525).
 
     R: `check_rewards`. S_i = gamma^(turns of row i) if the row `passes_all`, else 0.
     """
-    check_number("difficulty", difficulty, least=0)
-    check_number("width", width, above=0)
-    check_number("gamma", gamma, least=0, most=1)
-
-    def apply(batch: Trajectories) -> Trajectories:
-        passed, attempted = checks_of(batch)
-        turns = jnp.max(jnp.where(batch.action_mask, batch.turn, 0), axis=1) + 1
-        success = jnp.where(jnp.isnan(batch.scores), jnp.nan, passes_all(passed, attempted) * gamma**turns)
-        whole = group_advantage(success, batch.group, scale="none")
-        worth = check_rewards(passed, attempted, batch.group, difficulty=difficulty, width=width, epsilon=epsilon)
-        total, count = bucket_sums(batch.group, jnp.sum(worth, axis=1), jnp.sum(attempted, axis=1))
-        part = jnp.where(attempted, worth - (total / jnp.maximum(count, 1))[:, None], 0.0)
-        here = jnp.take_along_axis(part, jnp.clip(batch.turn, 0, part.shape[1] - 1), axis=1)
-        return batch.replace(advantages=(whole[:, None] + partial * here) * batch.action_mask)
-
-    return stateless(apply, {"tests"})
+    passed, attempted = checks_of(batch)
+    turns = jnp.max(jnp.where(batch.action_mask, batch.turn, 0), axis=1) + 1
+    success = jnp.where(jnp.isnan(batch.scores), jnp.nan, passes_all(passed, attempted) * gamma**turns)
+    whole = group_advantage(success, batch.group, scale="none")
+    worth = check_rewards(passed, attempted, batch.group, difficulty=difficulty, width=width, epsilon=epsilon)
+    total, count = bucket_sums(batch.group, jnp.sum(worth, axis=1), jnp.sum(attempted, axis=1))
+    part = jnp.where(attempted, worth - (total / jnp.maximum(count, 1))[:, None], 0.0)
+    here = jnp.take_along_axis(part, jnp.clip(batch.turn, 0, part.shape[1] - 1), axis=1)
+    return batch.replace(advantages=(whole[:, None] + partial * here) * batch.action_mask)

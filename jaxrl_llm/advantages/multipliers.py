@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.choices import Number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import Number
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 from jaxrl_llm.core.shapes import FLOATS, check_array
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, absent, stateless
+from jaxrl_llm.core.transform import absent
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -79,3 +78,10 @@ def entropy_scaled(advantages: jax.Array, scores: jax.Array, strength: Number, c
 def last_entropy(batch: Trajectories) -> jax.Array:
     """f32[]: mean token entropy in the last update, 0 before the first."""
     return (batch.feedback or {}).get("entropy", jnp.float32(0))
+
+
+@part
+def weigh_advantages(weight: Callable[[Trajectories], jax.Array]) -> Transform:
+    """Multiply the advantages of each row by `weight(batch)` f32[N]."""
+    require_function("the weight of advantages", weight)
+    return stateless(lambda b: b.replace(advantages=b.need("advantages") * weight(b)[:, None]))

@@ -7,10 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import PositiveNumber
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import State, Transform
+from jaxrl_llm.core.kinds import PositiveNumber
+from jaxrl_llm.core.parts import State, Trajectories, Transform, part
 
 
 def moments(values: jax.Array, mask: jax.Array, ddof: int = 1) -> tuple[jax.Array, jax.Array]:

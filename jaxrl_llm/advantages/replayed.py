@@ -1,13 +1,11 @@
-"""Credit in batches with rows from a store: advantages that the store gives, and answers worth imitating."""
+"""Rows of a batch that are not sampled anew: from a store, with the advantages that it gives, or from the data set."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Trajectories, stateless_part
 
 
 def replayed_rows(batch: Trajectories) -> jax.Array:
@@ -16,15 +14,16 @@ def replayed_rows(batch: Trajectories) -> jax.Array:
     return jnp.zeros(batch.group.shape, bool) if found is None else found > 0
 
 
-@part
-def keep_stored_advantages() -> Transform:
+@stateless_part({"replayed", "replay_advantage"})
+def keep_stored_advantages(batch: Trajectories) -> Trajectories:
     """Give replayed rows the advantage of their store, info["replay_advantage"] f32[N]; others keep theirs."""
+    given = (batch.info or {}).get("replay_advantage")
+    given = jnp.zeros(batch.group.shape) if given is None else given
+    given = jnp.where(jnp.isnan(batch.scores), 0.0, given)
+    here = replayed_rows(batch)[:, None] & batch.action_mask
+    return batch.replace(advantages=jnp.where(here, given[:, None], batch.need("advantages")))
 
-    def apply(batch: Trajectories) -> Trajectories:
-        given = (batch.info or {}).get("replay_advantage")
-        given = jnp.zeros(batch.group.shape) if given is None else given
-        given = jnp.where(jnp.isnan(batch.scores), 0.0, given)
-        here = replayed_rows(batch)[:, None] & batch.action_mask
-        return batch.replace(advantages=jnp.where(here, given[:, None], batch.need("advantages")))
 
-    return stateless(apply, {"replayed", "replay_advantage"})
+def demonstrated_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: which rows are texts of the data set; none where nothing says so (NaN: of a group that failed)."""
+    return (batch.info or {}).get("demonstrated", jnp.zeros(batch.group.shape)) == 1

@@ -13,12 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
-from jaxrl_llm.core.arguments.choices import FractionNumber, Number, PositiveNumber
-from jaxrl_llm.core.arguments.ranges import check_moments, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, row_means
-from jaxrl_llm.core.transform import Transform, stateless
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.core.kinds import FractionNumber, Number, PositiveNumber, check_moments, check_number
+from jaxrl_llm.core.parts import Trajectories, Transform, part, row_means, stateless, stateless_part
 
 __all__ = [
     "at_last_action",
@@ -147,7 +143,6 @@ def whiten_advantages(
     over: "tokens" takes mean and variance over all actions of scored rows that have a weight; "sequences" over the row
     means of these actions. Others get 0.
     """
-    require_choice("over", over, ("tokens", "sequences"))
     check_moments(ddof, epsilon)
 
     def apply(batch: Trajectories) -> Trajectories:
@@ -169,15 +164,11 @@ def clip_advantages(limit: PositiveNumber) -> Transform:
     return stateless(lambda b: b.replace(advantages=jnp.clip(b.need("advantages"), -limit, limit)))
 
 
-@part
-def discounted_returns(gamma: FractionNumber = 1.0) -> Transform:
+@stateless_part()
+def discounted_returns(batch: Trajectories, gamma: FractionNumber = 1.0) -> Trajectories:
     """Advantages are the reward-to-go of `terminal_rewards`, without a baseline. Also writes `returns`."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        found = reward_to_go(terminal_rewards(batch), scored_actions(batch), gamma)
-        return batch.replace(advantages=found, returns=found)
-
-    return stateless(apply)
+    found = reward_to_go(terminal_rewards(batch), scored_actions(batch), gamma)
+    return batch.replace(advantages=found, returns=found)
 
 
 def head_mean(values: jax.Array) -> jax.Array:

@@ -11,12 +11,9 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.ranges import Count, OpenFraction
 from jaxrl_llm.core.buckets import bucket_moments, masked_quantile
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import State, Transform
+from jaxrl_llm.core.kinds import Count, Number, OpenFraction
+from jaxrl_llm.core.parts import State, Trajectories, Transform, part
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice
@@ -181,10 +178,6 @@ def bundled_risk(
     quantiles: "track", running estimates from before this batch (in the first batch, its own quantiles); "batch", those
     of the bundle's draws; "mix", the mean of both. Responses are assigned to draws at random, anew in every update.
     """
-    require_choice("risk", risk, RISKS)
-    require_choice("quantiles", quantiles, MODES)
-    require_choice("credit", credit, CREDITS)
-    require_choice("ragged", ragged, ("repeat", "smallest"))
     levels = jnp.asarray(LEVELS)
 
     def apply(state: tuple[jax.Array, jax.Array], batch: Trajectories) -> tuple[State, Trajectories]:

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import standardised
 from jaxrl_llm.core.arguments.ranges import Fraction, NonNegativeInt, Positive, check_number
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import State, Transform
+from jaxrl_llm.core.parts import State, Trajectories, Transform, part
 
 
 class Tracker(NamedTuple):

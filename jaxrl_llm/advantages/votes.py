@@ -9,14 +9,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.ranges import AtLeastOne
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, counted
+from jaxrl_llm.core.parts import Trajectories, Transform, counted, part
 from jaxrl_llm.selection.noise import mix, row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.utils.errors import require_choice
-
-TIES = ("content", "first")
 
 
 def answer_keys(batch: Trajectories) -> jax.Array:
@@ -72,7 +67,6 @@ def vote(keep: AtLeastOne | None = None, ties: Literal["content", "first"] = "co
     independent of the order of rows. If the batch has rewards, rows without one do not vote. Writes info["majority"]
     f32[N], the share of the majority answer.
     """
-    require_choice("ties", ties, TIES)
 
     def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
         keys = answer_keys(batch)

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.algorithms import FAMILIES, constructor, families, get, names
 from jaxrl_llm.algorithms.composition import composition
-from jaxrl_llm.algorithms.method import Facts, Parts, facts_of
+from jaxrl_llm.algorithms.method import Facts, Parts, facts_of, presets_of
 from jaxrl_llm.algorithms.parts import missing
-from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.core.arguments.hyperparameters import TYPE_NAMES, Hyperparameter, hyperparameters_of
 from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.core.needs import need_of

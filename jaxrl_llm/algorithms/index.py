@@ -10,9 +10,8 @@ import json
 from typing import Any
 
 from jaxrl_llm.algorithms import CATALOGUE, families
+from jaxrl_llm.algorithms.method import presets_of, run_settings_of
 from jaxrl_llm.algorithms.parts import missing
-from jaxrl_llm.algorithms.presets import presets_of
-from jaxrl_llm.algorithms.run_settings import run_settings_of
 from jaxrl_llm.core.arguments.hyperparameters import hyperparameters_of
 from jaxrl_llm.core.arguments.signatures import CATALOGUE as FILE
 from jaxrl_llm.core.arguments.signatures import as_record, sentences_about

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.core.hooks import Hook
-from jaxrl_llm.core.league import League
-from jaxrl_llm.core.population import Population
+from jaxrl_llm.core.population import League, Population
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.core.soft_thinking import SoftThinking

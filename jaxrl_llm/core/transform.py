@@ -26,26 +26,10 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import InputError
 
 __all__ = [
-    "Coefficient",
-    "Guarded",
-    "Metrics",
-    "Objective",
-    "Refresh",
-    "RunFacts",
-    "Scale",
-    "State",
-    "StateInit",
-    "Transform",
-    "chain",
-    "check_outputs",
-    "coefficient",
-    "control",
-    "controller",
-    "counted",
-    "in_turn",
-    "merge_metrics",
+    "Coefficient", "Guarded", "Metrics", "Objective", "Refresh", "RunFacts", "Scale", "State", "StateInit", "Transform",
+    "chain", "check_outputs", "coefficient", "control", "controller", "counted", "in_turn", "merge_metrics",
     "stateless",
-]
+]  # fmt: skip
 
 State = Any
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxrl_llm.advantages.turns.turns import turn_count, turn_numbers
+from jaxrl_llm.advantages.turns import turn_count, turn_numbers
 from jaxrl_llm.core.needs.placeholders import no_answers
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories

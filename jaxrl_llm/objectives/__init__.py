@@ -3,18 +3,16 @@
 The functions of arrays that parts compute with are in `jaxrl_llm.objectives.functional`.
 """
 
-from jaxrl_llm.objectives.averaging.averages import (
+from jaxrl_llm.objectives.averages import (
     Average,
     constant,
     prompt_mean,
     sequence_mean,
     sequence_sum,
     slice_token_mean,
+    token_groups,
     token_mean,
 )
-from jaxrl_llm.objectives.averaging.row_averages import by_rows
-from jaxrl_llm.objectives.averaging.token_groups import token_groups
-from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_clip, token_clip
 from jaxrl_llm.objectives.distillation.teachers import distillation, towards_teacher
 from jaxrl_llm.objectives.off_policy import divergence_rejection, importance_correction
 from jaxrl_llm.objectives.penalties import (
@@ -40,61 +38,26 @@ from jaxrl_llm.objectives.preference.pairwise import (
 )
 from jaxrl_llm.objectives.preference.verdicts import mismatched_kl, verdicts
 from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
-from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability, soft_gate, unclipped
+from jaxrl_llm.objectives.row_averages import by_rows
+from jaxrl_llm.objectives.surrogates import (
+    clip,
+    geometric_clip,
+    gradient_preserving_clip,
+    log_probability,
+    soft_gate,
+    token_clip,
+    unclipped,
+)
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.objectives.weights import by_sign, capped, clipped, gamma, product, within, within_divergence
 
 __all__ = [
-    "Average",
-    "Ratio",
-    "all_pairs",
-    "best_and_worst",
-    "by_rows",
-    "by_sign",
-    "capped",
-    "chosen_likelihood",
-    "clip",
-    "clipped",
-    "constant",
-    "discriminative",
-    "distillation",
-    "divergence_rejection",
-    "entropy",
-    "entropy_corridor",
-    "entropy_target",
-    "gamma",
-    "geometric_clip",
-    "gradient_preserving_clip",
-    "imitation",
-    "importance_correction",
-    "kl",
-    "likelihood_preserving",
-    "log_probability",
-    "loss_named",
-    "mismatched_kl",
-    "on_policy_weights",
-    "pairwise",
-    "policy_gradient",
-    "preference",
-    "product",
-    "prompt_mean",
-    "ratio_variance",
-    "sequence_mean",
-    "sequence_ratio",
-    "sequence_sum",
-    "shared_length",
-    "slice_token_mean",
-    "soft_gate",
-    "span_ratio",
-    "token_clip",
-    "token_groups",
-    "token_mean",
-    "token_ratio",
-    "towards_teacher",
-    "unclipped",
-    "value_loss",
-    "verdicts",
-    "weighted_losses",
-    "within",
+    "Average", "Ratio", "all_pairs", "best_and_worst", "by_rows", "by_sign", "capped", "chosen_likelihood", "clip",
+    "clipped", "constant", "discriminative", "distillation", "divergence_rejection", "entropy", "entropy_corridor",
+    "entropy_target", "gamma", "geometric_clip", "gradient_preserving_clip", "imitation", "importance_correction", "kl",
+    "likelihood_preserving", "log_probability", "loss_named", "mismatched_kl", "on_policy_weights", "pairwise",
+    "policy_gradient", "preference", "product", "prompt_mean", "ratio_variance", "sequence_mean", "sequence_ratio",
+    "sequence_sum", "shared_length", "slice_token_mean", "soft_gate", "span_ratio", "token_clip", "token_groups",
+    "token_mean", "token_ratio", "towards_teacher", "unclipped", "value_loss", "verdicts", "weighted_losses", "within",
     "within_divergence",
-]
+]  # fmt: skip

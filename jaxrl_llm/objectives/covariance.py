@@ -5,14 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import FractionNumber, Number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Refresh, Transform, control, counted
+from jaxrl_llm.core.kinds import FractionNumber, Number
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform, control, counted, part
+from jaxrl_llm.core.transform import Refresh
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.tokens import share_down
+from jaxrl_llm.selection.rows import share_down
 
 
 def covariance_terms(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.log_ratios import source
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of
-from jaxrl_llm.core.transform import Metrics
-from jaxrl_llm.objectives.averaging.averages import Average, Mean
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, totals_of
+from jaxrl_llm.objectives.averages import Average, Mean
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Clip, Surrogate
 

@@ -12,13 +12,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import expect
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, check_number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import SAMPLED, PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
-from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.core.parts import (
+    Metrics,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    Transform,
+    part,
+    stateless,
+    stateless_part,
+)
+from jaxrl_llm.core.trajectory import SAMPLED
+from jaxrl_llm.objectives.averages import token_mean
 from jaxrl_llm.utils.errors import require_choice
 
 LEVELS = ("token", "sequence", "geometric")
@@ -105,9 +112,6 @@ def importance_correction(
     """
     check_number("lower bound", low)
     check_number("upper bound", high, above=0)
-    require_choice("level", level, LEVELS)
-    require_choice("mode", mode, MODES)
-    require_choice("normalise", normalise, ("none", "token", "sequence"))
 
     def apply(batch: Trajectories) -> Trajectories:
         counts = batch.loss_weights != 0
@@ -119,49 +123,40 @@ def importance_correction(
     return stateless(apply, {"old_logp"})
 
 
-@part
+@stateless_part({"old_logp"})
 def divergence_rejection(
+    batch: Trajectories,
     bound: NonNegativeNumber,
     estimator: Literal["k2", "k3"] = "k3",
     summary: Literal["token", "sum", "mean", "max"] = "mean",
     *,
     leave_count: bool = True,
-) -> Transform:
+) -> Trajectories:
     """Multiply the advantages by `divergence_weight`; see `importance_correction`. bound >= 0. Needs old_logp."""
-    require_choice("estimator", estimator, DIVERGENCES)
-    require_choice("summary", summary, SUMMARIES)
-
-    def apply(batch: Trajectories) -> Trajectories:
-        w = divergence_weight(mismatch(batch), batch.loss_weights != 0, bound, estimator, summary)
-        return _corrected(batch, w, leave_count)
-
-    return stateless(apply, {"old_logp"})
+    w = divergence_weight(mismatch(batch), batch.loss_weights != 0, bound, estimator, summary)
+    return _corrected(batch, w, leave_count)
 
 
-@part
-def stale_correction(mode: Literal["truncate", "mask"] = "truncate", cap: Number = 2.0) -> Transform:
+@stateless_part({"old_logp"})
+def stale_correction(
+    batch: Trajectories, mode: Literal["truncate", "mask"] = "truncate", cap: PositiveNumber = 2.0
+) -> Trajectories:
     """Weigh stale tokens, and take the policy before the update for the one that sampled. Needs old_logp.
 
     Advantages are multiplied by `importance_weight` of a token with this mode and the upper bound `cap`. After that the
     ratios of any method are to the policy before the update, so that its trust region lies around that, as in decoupled
     PPO. What tokens were sampled with stays in info["sampled_logp"]. Batches without advantages stay as they are.
     """
-    check_number("cap", cap, above=0)
-    require_choice("mode", mode, ("truncate", "mask"))
-
-    def apply(batch: Trajectories) -> Trajectories:
-        if batch.advantages is None:
-            return batch
-        weight = importance_weight(mismatch(batch), batch.loss_weights != 0, "token", mode, high=cap)
-        info = {**(batch.info or {}), SAMPLED: batch.behaviour_logp}
-        return _corrected(batch, weight, False).replace(behaviour_logp=batch.need("old_logp"), info=info)
-
-    return stateless(apply, {"old_logp"})
+    if batch.advantages is None:
+        return batch
+    weight = importance_weight(mismatch(batch), batch.loss_weights != 0, "token", mode, high=cap)
+    info = {**(batch.info or {}), SAMPLED: batch.behaviour_logp}
+    return _corrected(batch, weight, False).replace(behaviour_logp=batch.need("old_logp"), info=info)
 
 
 @part
 def interpolated_proximal(
-    objective: Objective, mode: Literal["truncate", "mask"] = "truncate", cap: Number = 2.0
+    objective: Objective, mode: Literal["truncate", "mask"] = "truncate", cap: PositiveNumber = 2.0
 ) -> Objective:
     """An objective whose behaviour policy is a proximal policy between the one that sampled and the current one.
 
@@ -174,8 +169,6 @@ def interpolated_proximal(
     weights has the objective as it is. Metric: "proximal/weight", the mean of w. Needs staleness.
     """
     expect("the objective around a proximal policy", objective, Objective)
-    check_number("cap", cap, above=0)
-    require_choice("mode", mode, ("truncate", "mask"))
 
     def moved(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Trajectories, jax.Array]:
         counts, d = batch.loss_weights != 0, batch.need("staleness").astype(jnp.float32)

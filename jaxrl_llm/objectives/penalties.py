@@ -7,15 +7,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Estimator, Gate, NonNegativeNumber, Number, Source
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import Estimator, Gate, NonNegativeNumber, Number, Source, check_number
 from jaxrl_llm.core.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, control
-from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
-from jaxrl_llm.utils.errors import require_choice, unknown
+from jaxrl_llm.utils.errors import unknown
 
 
 @part
@@ -142,7 +139,6 @@ def likelihood_preserving(
     of other answers count in the mean with value 0. gate: one of GATES. final: weight of the last turn's tokens.
     Metric: "likelihood/fallen".
     """
-    require_choice("gate", gate, GATES)
     mean, needs = as_average(average), needed(against) | span_needs(gate)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:

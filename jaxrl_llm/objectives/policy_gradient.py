@@ -11,11 +11,10 @@ import jax.numpy as jnp
 from jaxrl_kernels import ratio_clip
 
 from jaxrl_llm.core.arguments.checks import expect, names_of
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.core.shapes import in_words
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Refresh
-from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
+from jaxrl_llm.core.transform import Refresh
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.objectives.fused import Kernel, in_one_pass
 from jaxrl_llm.objectives.penalties import entropy, kl
 from jaxrl_llm.objectives.ratios import Ratio

@@ -9,11 +9,10 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Source, Span
+from jaxrl_llm.core.kinds import Source, Span
 from jaxrl_llm.core.log_ratios import LARGEST, log_ratio, needed, source
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.utils.errors import require_choice
 
 SPANS = ("token", "turn", "segment", "sequence")
 
@@ -66,8 +65,6 @@ def span_ratio(
     gradient: "span" differentiates s with respect to every token of the span; "token" gives each token the value s and
     only its own gradient, s grad log pi: sg(s) exp(logp - sg(logp)), for per-token advantages (GSPO-token, 2507.18071).
     """
-    require_choice("span", span, SPANS)
-    require_choice("gradient", gradient, ("span", "token"))
 
     def ratio(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         counts = batch.loss_weights != 0

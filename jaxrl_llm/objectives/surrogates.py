@@ -1,4 +1,4 @@
-"""Surrogates: functions of ratio and advantage that are maximised per token.
+"""Surrogates: functions of ratio and advantage that are maximised per token, such as clips, also with ranges per token.
 
 Functions named *_value work on plain arrays of any shape; the others return a `Surrogate`.
 """
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
-from jaxrl_llm.core.arguments.ranges import AboveOne, check_bounds
-from jaxrl_llm.core.repr import layout, part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics
+from jaxrl_llm.core.kinds import AboveOne, Number, Positive, PositiveNumber, check_bounds
+from jaxrl_llm.core.log_ratios import LARGEST
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
+from jaxrl_llm.core.repr import layout
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -139,5 +138,101 @@ def log_probability(weight: Callable[[jax.Array, Trajectories], jax.Array] | Non
         w = jnp.ones_like(ratio) if weight is None else jax.lax.stop_gradient(weight(ratio, batch))
         counts = batch.loss_weights != 0
         return w * batch.need("advantages") * jnp.where(counts, outputs.logp, 0.0), {"weight/mean": w}
+
+    return surrogate
+
+
+Bounds = Callable[[Trajectories], tuple[Number, Number]]  # batch -> (low, high), the ratio's range [1 - low, 1 + high]
+
+
+def bounded_loss(value: jax.Array, advantages: jax.Array, dual: Number | None) -> jax.Array:
+    """max(value, dual A) where A < 0: the dual clip (1912.09729). None: off."""
+    return value if dual is None else jnp.where(advantages < 0, jnp.maximum(value, dual * advantages), value)
+
+
+def gradient_preserving_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> jax.Array:
+    """min(rho A, clip(rho, 1 - low, (1 + high) rho / sg(rho)) A): above the range the gradient is scaled, not cut.
+
+    Its value is that of the usual clip, its gradient F A grad log pi with F = 1 + high where rho > 1 + high and
+    A > 0; 0 where rho < 1 - low and A < 0; else rho (AEPO, 2510.14545; the upper clip of GPPO, 2508.07629).
+    """
+    held = jax.lax.stop_gradient(ratio)
+    upper = (1 + high) * ratio / held
+    # Select the branch explicitly, because the gradient of a minimum is ambiguous at ties.
+    return jnp.where(
+        advantages > 0,
+        jnp.where(held > 1 + high, upper, ratio) * advantages,
+        jnp.where(held < 1 - low, 1 - low, ratio) * advantages,
+    )
+
+
+@part
+def gradient_preserving_clip(low: float = 0.2, high: float | None = None, dual: AboveOne | None = None) -> Surrogate:
+    """`gradient_preserving_value`, optionally with a dual clip. low in [0, 1], high >= 0 (default: low), dual > 1."""
+    low, high = check_bounds("clip", low, high, most=1)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        A = batch.need("advantages")
+        value = bounded_loss(gradient_preserving_value(ratio, A, low, high), A, dual)
+        return value, clip_fractions(ratio, A, low, high)
+
+    return surrogate
+
+
+@part
+def token_clip(
+    bounds: Bounds, dual: AboveOne | None = None, revise: Callable[..., jax.Array] | None = None
+) -> Surrogate:
+    """PPO's clip with the per-token range `bounds(batch)`; dual > 1 bounds the loss where A < 0.
+
+    revise: `(advantages, sg(ratio), batch) -> advantages`, for credit that depends on the ratio.
+    """
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        A, (low, high) = batch.need("advantages"), bounds(batch)
+        if revise is not None:
+            A = revise(A, jax.lax.stop_gradient(ratio), batch)
+        return bounded_loss(clipped_value(ratio, A, low, high), A, dual), clip_fractions(ratio, A, low, high)
+
+    return surrogate
+
+
+def shaped_probability(logp: jax.Array, constant: float | jax.Array = 0.1) -> jax.Array:
+    """f(p) = p / (p + constant), p = exp(logp); elementwise (LUFFY, 2504.14945).
+
+    Its gradient with respect to logp, constant p / (p + constant)^2, peaks at p = constant: rare tokens get more weight
+    than their probability, and tokens with p near 1 almost none.
+    """
+    p = jnp.exp(jnp.minimum(logp, LARGEST))
+    return p / (p + constant)
+
+
+def guided_tokens(batch: Trajectories) -> jax.Array:
+    """bool[N, L]: actions not sampled from the plain prompt: info["guided"], bool[N, L] or bool[N]; absent: none."""
+    marked = (batch.info or {}).get("guided")
+    if marked is None:
+        return jnp.zeros(batch.action_mask.shape, bool)
+    return (marked if marked.ndim == 2 else marked[:, None]).astype(bool) & batch.action_mask
+
+
+def guided_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: rows with at least one guided token."""
+    return jnp.any(guided_tokens(batch), axis=1)
+
+
+@part
+def guided(sampled: Surrogate, constant: Positive = 0.1) -> Surrogate:
+    """A f(p) with `shaped_probability` f on guided tokens, without ratio and clip; the surrogate `sampled` on others.
+
+    Statistics: those of `sampled`, 0 on guided tokens, and "guided/share".
+    """
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        here = guided_tokens(batch)
+        value, statistics = sampled(jnp.where(here, 1.0, ratio), outputs, batch)
+        logp = jnp.where(here & (batch.loss_weights != 0), outputs.logp, 0.0)
+        shaped = batch.need("advantages") * shaped_probability(logp, constant)
+        others = {name: jnp.where(here, 0.0, x) for name, x in statistics.items()}
+        return jnp.where(here, shaped, value), {**others, "guided/share": here.astype(jnp.float32)}
 
     return surrogate

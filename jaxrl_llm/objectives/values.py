@@ -12,12 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
-from jaxrl_llm.core.arguments.ranges import Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
-from jaxrl_llm.core.transform import Metrics, Objective
-from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
+from jaxrl_llm.core.kinds import Number, Positive, PositiveNumber, Range
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part, totals_of, weighted
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 Error = Callable[[jax.Array], jax.Array]
@@ -100,11 +97,10 @@ def value_loss(
     default each head is trained on the same returns, and the loss is the mean over heads. error: one function for all
     heads, or one per head, e.g. (half_square, pinball(0.5)) for mean and median. heads: number of value heads. Rows
     without a score contribute 0. info["value_weights"] f32[N, L], if given, replaces the loss weights (see
-    `advantages.tokens.windows`), and the default average is then `per_row`.
+    `advantages.tokens`), and the default average is then `per_row`.
     Metrics: "value/loss", "value/mean", "value/error" (mean |V - R|), "value/clip" (share of tokens with
     |V - V_old| > clip), and "value/explained_variance" from before the update, if a transform wrote it.
     """
-    require_choice("of", of, ("max", "mean"))
     plain = token_mean()
     errors: list[Error] | None = None if callable(error) else list(error)
     same: Error = error if callable(error) else half_square
@@ -142,3 +138,31 @@ def value_loss(
         return loss, {"value/loss": loss, **{name: per_token(x, batch) for name, x in statistics.items()}}
 
     return averaged(objective, plain if average is None else as_average(average), needed_values(heads))
+
+
+@part
+def head_value_loss(heads: int, clip: Positive | None = 0.2) -> Objective:
+    """sum_h mean over the tokens that train head h of 1/2 (V_h - R_h)^2, or its clipped form (`clipped_error`).
+
+    R: info["head_returns"] f32[N, L, H], NaN where a head is not trained. The control "head_turns" f32[H] is how many
+    there are in the whole batch, such as `algorithms.turn_credit.hiper.hierarchical_advantages` writes. Metrics:
+    "value/loss", "value/error" (mean |V - R| over all heads), and "value/explained_variance" from before the update.
+    """
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        new, old = (outputs.extras or {}).get("values"), batch.need("values")
+        if new is None:
+            raise InputError("the value loss needs outputs.extras['values']: give the policy a critic (models.critic)")
+        returns, counts = batch.need("head_returns"), control(batch, "head_turns")
+        trained = ~jnp.isnan(returns) & (batch.loss_weights != 0)[..., None]
+        V, V_old, R = (jnp.where(trained, x, 0.0) for x in (new, old, returns))
+        error = half_square(V - R) if clip is None else clipped_error(V, V_old, R, clip)
+        loss = jnp.sum(jnp.sum(error, axis=(0, 1)) / jnp.maximum(counts, 1))
+        away = jnp.sum(jnp.abs(V - R)) / jnp.maximum(jnp.sum(counts), 1)
+        metrics = {"value/loss": loss, "value/error": away}
+        if (explained := (batch.controls or {}).get("explained_variance")) is not None:
+            share = jnp.sum(trained) / jnp.maximum(jnp.sum(counts), 1)  # the slices of a batch add up to 1
+            metrics["value/explained_variance"] = explained * share
+        return loss, metrics
+
+    return Objective(objective, needed_values(heads))

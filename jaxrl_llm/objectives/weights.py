@@ -13,10 +13,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber
-from jaxrl_llm.core.arguments.ranges import check_bounds, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, check_bounds, check_number
+from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.utils.errors import require_choice
 
 Weight = Callable[[jax.Array, Trajectories], jax.Array]  # (ratio f32[N, L], batch) -> f32[N, L]
@@ -106,7 +104,6 @@ def within_divergence(low: Number, high: Number | None = None, divergence: Liter
     defaults to low.
     """
     low, high = check_bounds("threshold", low, high)
-    require_choice("divergence", divergence, DIVERGENCES)
 
     def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
         p0 = jnp.exp(jnp.where(batch.loss_weights != 0, batch.behaviour_logp, 0.0))

@@ -207,7 +207,7 @@ class Tools:
         template options it has.
         """
         if self.encode_prompt is not None:
-            return tuple(map(int, self.encode_prompt(prompt) if row is None else self.encode_prompt(prompt, row)))
+            return tuple(map(int, self.encode_prompt(prompt) if row is None else self.encode_prompt(prompt, row=row)))
         return tuple(self.encode(prompt) if isinstance(prompt, str) else encode_prompt(self.tokenizer, prompt))
 
     def prompt_with(self, text: str, first: bool = False) -> tuple[int, ...]:

@@ -4,15 +4,8 @@ Nothing here makes a transform; what does is in `jaxrl_llm.selection`. The code 
 """
 
 from jaxrl_llm.selection.noise import row_noise, token_noise
-from jaxrl_llm.selection.rows import max_variance_subset, ranks_within, resampled_counts
-from jaxrl_llm.selection.tokens import late_tokens, top_tokens
+from jaxrl_llm.selection.rows import late_tokens, max_variance_subset, ranks_within, resampled_counts, top_tokens
 
 __all__ = [
-    "late_tokens",
-    "max_variance_subset",
-    "ranks_within",
-    "resampled_counts",
-    "row_noise",
-    "token_noise",
-    "top_tokens",
-]
+    "late_tokens", "max_variance_subset", "ranks_within", "resampled_counts", "row_noise", "token_noise", "top_tokens",
+]  # fmt: skip

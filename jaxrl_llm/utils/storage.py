@@ -111,10 +111,10 @@ def _copy(fs: Any, url: str, path: str, copied: Path) -> Path:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of the files that have been copied into a folder so far."""
+    """Bytes of the files that have been copied into a folder so far, which may be renamed meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        for path in folder.rglob("*"):
             total += path.stat().st_size
     return total
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.tokens.baselines import logit_energy, scatter_by_action, token_baseline
+from jaxrl_llm.advantages.tokens import logit_energy, scatter_by_action, token_baseline
 
 
 def test_the_energy_is_the_squared_gradient_by_the_logits() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turn_episodes import assert_close, episodes, of_turns
 
+from jaxrl_llm.advantages import turns as t
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.turns import turns as t
 from jaxrl_llm.algorithms.turn_credit.hgpo import nested_states
 from jaxrl_llm.algorithms.turn_credit.salt import mean_over_equal
 from jaxrl_llm.algorithms.turn_credit.srgpo import random_groups

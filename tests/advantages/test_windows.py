@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.advantages.returns import gae, generalised_advantages
-from jaxrl_llm.advantages.tokens.windows import extended_gae
+from jaxrl_llm.advantages.tokens import extended_gae
 from jaxrl_llm.algorithms.policy_loss.t_ppo import windowed_advantages
 from jaxrl_llm.core.trajectory import Trajectories, with_totals
 from jaxrl_llm.utils.errors import InputError

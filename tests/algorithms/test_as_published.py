@@ -15,7 +15,7 @@ from jaxrl_llm.algorithms.guidance.zppo import at_most_parts
 from jaxrl_llm.algorithms.prompts.gdro import bin_of
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.transform import RunFacts
-from jaxrl_llm.plan import layers
+from jaxrl_llm.plan import models
 from jaxrl_llm.rewards.tagged_lists import one_answer
 from jaxrl_llm.rewards.workers.loading import load
 from jaxrl_llm.rollouts.agents.fork import reply_entropy, whole_paths
@@ -128,7 +128,7 @@ def test_dgpo_has_the_vocabulary_of_the_run_s_model(monkeypatch: pytest.MonkeyPa
     class Model:
         vocab_size = 1000
 
-    monkeypatch.setattr(layers, "config_of", lambda model: Model)
+    monkeypatch.setattr(models, "config_of", lambda model: Model)
     name = "dgpo_distribution_guided"
     batch, _ = random_batch(1)
     batch = batch.with_info(reference_affinity=jnp.asarray(np.random.default_rng(0).random(batch.tokens.shape)))

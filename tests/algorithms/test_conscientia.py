@@ -10,7 +10,7 @@ from batches import batch_of, random_batch
 from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.agents.conscientia_iterative_kto import conscientia_iterative_kto, sides_by_turns
-from jaxrl_llm.core.league import League
+from jaxrl_llm.core.population import League
 from jaxrl_llm.objectives.preference.verdicts import kto_loss
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm

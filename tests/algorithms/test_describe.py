@@ -79,7 +79,7 @@ def test_every_default_has_an_origin(name: str) -> None:
 
 
 def test_choices_are_those_that_the_method_takes() -> None:
-    assert choices(algorithms.constructor("grpo"), "scale") == ("std", "none", "batch", "sum", "mean")
+    assert choices(algorithms.constructor("grpo"), "scale") == ("batch", "mean", "none", "std", "sum")
     for name in algorithms.names():
         for one in parameters(name):
             for text in choices(algorithms.constructor(name), one.name) if isinstance(one.default, str) else ():

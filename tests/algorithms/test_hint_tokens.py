@@ -94,5 +94,5 @@ def test_kinds_that_fail_alike_are_weighted_alike() -> None:
 
 
 def test_another_comparison_is_refused() -> None:
-    with pytest.raises(InputError, match="unknown compared 'row'"):
+    with pytest.raises(InputError, match="unknown compared of adhint 'row'"):
         adhint(compared="row")  # type: ignore[arg-type]

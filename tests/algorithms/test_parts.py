@@ -12,9 +12,10 @@ import pytest
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import method_card, page
-from jaxrl_llm.algorithms.method import Facts
+from jaxrl_llm.algorithms.method import Facts, facts_of, method
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, missing, names_in
 from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.signatures import options
 from jaxrl_llm.core.needs import NEEDS, need_of
 from jaxrl_llm.distributed import data_mesh
@@ -43,6 +44,19 @@ def refused(config: TrainConfig) -> None:
     """What a run checks before anything is loaded."""
     algorithm = make_algorithm(config)
     check_provided(config, algorithm, provided_by(config, algorithm))
+
+
+def test_the_year_is_that_of_the_paper_unless_another_is_given() -> None:
+    def made() -> Algorithm:
+        raise AssertionError
+
+    years = [("arXiv 2412.18279", None, 2024), ("arXiv 2412.18279", 2025, 2025), ("Machine Learning 8", 1992, 1992)]
+    for paper, given, year in years:
+        facts = facts_of(method(paper=paper, year=given, test="")(made))
+        assert facts is not None
+        assert facts.year == year
+    with pytest.raises(InputError, match="'Machine Learning 8' is no number in arXiv, which has the year: give it too"):
+        method(paper="Machine Learning 8", test="")
 
 
 def test_facts_say_what_is_missing() -> None:
@@ -139,8 +153,8 @@ def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path
 
 def test_rewards_and_rollouts_of_the_library_provide_what_they_say(tmp_path: Path) -> None:
     """The method's own rollout makes guided rows, which none of another kind replaces; a conversation makes turns."""
-    for method in ("icpo_in_context", "hbpo"):
-        refused(TrainConfig(algorithm=method))
+    for name in ("icpo_in_context", "hbpo"):
+        refused(TrainConfig(algorithm=name))
     with pytest.raises(InputError, match=r"icpo_in_context has a rollout of its own, .* but rollout is hinted\(hint\)"):
         refused(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))
     with pytest.raises(InputError, match="hbpo has a rollout of its own, with_budgets"):

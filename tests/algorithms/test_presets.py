@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.presets import presets, presets_of
+from jaxrl_llm.algorithms.method import presets, presets_of
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.signatures import hyperparameters

@@ -14,7 +14,7 @@ from experience import case, learn
 from heavy import few
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.presets import presets_of
+from jaxrl_llm.algorithms.method import presets_of
 from jaxrl_llm.core.repr import is_code, leaves
 
 CHOICES = [

@@ -11,7 +11,7 @@ import pytest
 from batches import batch_of
 
 from jaxrl_llm.algorithms.agents.shor_psro import league_mixture, shor_psro
-from jaxrl_llm.core.league import League
+from jaxrl_llm.core.population import League
 from jaxrl_llm.games import shor
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm

@@ -16,7 +16,7 @@ from jaxrl_llm.algorithms.credit.bupo import bupo
 from jaxrl_llm.algorithms.credit.dgpo_distribution_guided import dgpo_distribution_guided, hellinger, softmax_shares
 from jaxrl_llm.algorithms.credit.rlvr_temporal_schedule import rlvr_temporal_schedule
 from jaxrl_llm.algorithms.credit.verl_velocity_rank import verl_velocity_rank
-from jaxrl_llm.selection.tokens import late_tokens, top_tokens
+from jaxrl_llm.selection.rows import late_tokens, top_tokens
 
 pytestmark = pytest.mark.heavy
 

@@ -147,5 +147,5 @@ def test_without_plans_turns_have_generalised_advantages() -> None:
 def test_what_does_not_fit() -> None:
     with pytest.raises(InputError, match="lam_segment"):
         get("hiper", lam_segment=1.5)
-    with pytest.raises(InputError, match="of_keeps"):
+    with pytest.raises(InputError, match="unknown keep_penalties of hiper 'none'"):
         get("hiper", keep_penalties="none")

@@ -11,7 +11,7 @@ from batches import advantages, batch_of, gradient_of, loss_of, prepared, random
 from reward_loops import assert_like_loop, group_scores
 from turn_episodes import episodes, of_turns
 
-from jaxrl_llm.advantages.turns.turns import episode_returns
+from jaxrl_llm.advantages.turns import episode_returns
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.utils.errors import InputError
 

@@ -22,7 +22,7 @@ def test_a_method_is_one_file_and_one_test(importable_folder: Path, monkeypatch:
     # What a file in a folder of `algorithms.FAMILIES` is by itself.
     monkeypatch.setitem(algorithms.CATALOGUE, name, getattr(made, name))
     assert name in algorithms.names()
-    assert method_card(name).facts.paper == "arXiv 0000.00000"
+    assert method_card(name).facts.paper == "arXiv 2601.00000"
     assert [(one.name, one.origin) for one in parameters(name)] == [("clip_low", "paper"), ("clip_high", "paper")]
     assert f"def {name}(" in page(name)
     assert name in listing("median as baseline")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from heavy import few
 
-from jaxrl_llm.advantages.turns.turns import episode_returns, turn_mask
+from jaxrl_llm.advantages.turns import episode_returns, turn_mask
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.in_jax.rollout import greedy_reward, roll_out, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import LabSettings, fresh_params, make_policy

@@ -26,7 +26,7 @@ from jaxrl_llm.objectives import (
     token_mean,
     token_ratio,
 )
-from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.objectives.averages import Average
 from jaxrl_llm.utils.errors import InputError
 
 N, L = 4, 3

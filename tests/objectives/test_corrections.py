@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_llm.algorithms.policy_loss.vespo import sequence_factor
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.objectives.averages import token_mean
 from jaxrl_llm.objectives.off_policy import (
     compounded,
     divergence_rejection,

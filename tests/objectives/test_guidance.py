@@ -10,7 +10,7 @@ import pytest
 from jaxrl_llm.algorithms.guidance.ampo_multi_guidance import scaled_sum
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.objectives import clip, unclipped
-from jaxrl_llm.objectives.guidance import guided, guided_rows, guided_tokens, shaped_probability
+from jaxrl_llm.objectives.surrogates import guided, guided_rows, guided_tokens, shaped_probability
 from jaxrl_llm.utils.errors import InputError
 
 N, L = 3, 2

@@ -25,7 +25,7 @@ from jaxrl_llm.objectives import (
     token_mean,
     token_ratio,
 )
-from jaxrl_llm.objectives.averaging.averages import AVERAGES, average_by_name
+from jaxrl_llm.objectives.averages import AVERAGES, average_by_name
 from jaxrl_llm.objectives.fused import token_weights
 from jaxrl_llm.objectives.ratios import Ratio, span_ratio
 from jaxrl_llm.utils.errors import InputError

@@ -11,8 +11,7 @@ import pytest
 
 from jaxrl_llm.algorithms.credit.degrpo import actions_after, first_actions
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.averaging.token_groups import token_groups
+from jaxrl_llm.objectives.averages import average_by_name, token_groups
 from jaxrl_llm.objectives.surrogates import geometric_clip, one_sided_log, soft_gated_value
 from jaxrl_llm.objectives.weights import (
     bernoulli_kl,

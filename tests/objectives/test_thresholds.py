@@ -18,7 +18,7 @@ from jaxrl_llm.algorithms.policy_loss.safe_entropy_aware import (
 )
 from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
+from jaxrl_llm.objectives.averages import count_tokens, mean_by
 from jaxrl_llm.objectives.penalties import imitation
 
 GAINS = (0.3, 0.01, 0.05)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.algorithms.credit.hapo_heterogeneous import level_bounds, redistributed
-from jaxrl_llm.objectives.clips.token_clip import bounded_loss, gradient_preserving_value
-from jaxrl_llm.objectives.surrogates import clipped_value
+from jaxrl_llm.objectives.surrogates import bounded_loss, clipped_value, gradient_preserving_value
 
 close = np.testing.assert_allclose
 

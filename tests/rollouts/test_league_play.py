@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.core.league import League
+from jaxrl_llm.core.population import League
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.environments.games import TextGame
 from jaxrl_llm.games import matrix_game

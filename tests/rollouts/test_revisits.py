@@ -9,7 +9,7 @@ import numpy as np
 from stored_rows import facts, scored_of
 
 from jaxrl_llm.algorithms.score_function.spo_single_stream import last_responses
-from jaxrl_llm.core.needs.policy_drift import drift_of
+from jaxrl_llm.core.needs.computed import drift_of
 from jaxrl_llm.rewards.scoring import Scored
 
 PROMPTS = [[3, 1], [1, 2], [3, 2], [1, 3]]

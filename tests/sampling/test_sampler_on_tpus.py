@@ -21,9 +21,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxrl_llm.distributed import make_mesh, named_shardings
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.config.rope import Rope
-from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache
+from jaxrl_llm.sampling.decode import DrawSettings, begin, decode, empty_ring_cache, ends_of_prompts
 from jaxrl_llm.sampling.rows import no_rows
-from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill
 from jaxrl_llm.sampling.weights.layouts import abstract_weights
@@ -60,14 +59,16 @@ settings = DrawSettings(number((), jnp.uint32), number((), jnp.float32), filters
 at_once = asked["data"]
 tokens = spread(lambda: jnp.zeros((at_once, prompt), jnp.int32))
 one = spread(lambda: jnp.zeros(at_once, jnp.int32))
+rows = spread(lambda: no_rows(B))
+by_row = NamedSharding(mesh, PartitionSpec(*rows.own.sharding.spec[:1]))
+ends = jax.eval_shape(ends_of_prompts, prefix_cache, None, rows)
+ends = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_row), ends)
 out = {}
 programs = {
     "prefill": lambda: prefill.lower(policy, weights, prefix_cache, tokens, one, one),
-    "begin": lambda: begin.lower(
-        policy, weights, prefix_cache, None, ring.drawn, number(()), spread(lambda: no_rows(B)), settings
-    ),
+    "begin": lambda: begin.lower(policy, weights, ends, ring.drawn, number(()), rows, settings),
     "decode": lambda: decode.lower(
-        policy, weights, prefix_cache, None, ring, spread(lambda: no_rows(B)), settings, number(()), number(())
+        policy, weights, prefix_cache, None, ring, rows, settings, number(()), number(())
     ),
 }
 for name in asked["programs"]:

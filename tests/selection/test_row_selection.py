@@ -11,8 +11,15 @@ import pytest
 
 from jaxrl_llm.algorithms.judged.brpo import against_reference
 from jaxrl_llm.algorithms.preferences.pf_ppo import key_noise, rank_weights, score_weights
-from jaxrl_llm.selection.rows import max_variance_subset, ranks_within, resampled_counts
-from jaxrl_llm.selection.tokens import late_tokens, share_down, share_up, top_tokens
+from jaxrl_llm.selection.rows import (
+    late_tokens,
+    max_variance_subset,
+    ranks_within,
+    resampled_counts,
+    share_down,
+    share_up,
+    top_tokens,
+)
 
 close = np.testing.assert_allclose
 ONE = jnp.zeros(5, jnp.int32)

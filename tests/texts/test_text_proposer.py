@@ -76,5 +76,5 @@ def test_a_template_without_its_slots_is_refused() -> None:
         get("polca", rewrite="Go.")
     with pytest.raises(InputError, match=r"the template judge is .*, without \{first\} and \{second\}"):
         get("spo_prompt", judge="{question}?")
-    with pytest.raises(InputError, match="polca: by"):
+    with pytest.raises(InputError, match="unknown by of polca"):
         get("polca", by="luck")

@@ -27,8 +27,8 @@ from test_prefixed_runs import with_long_context
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.agents import lspo, vision_zero
 from jaxrl_llm.algorithms.judged import urpo
+from jaxrl_llm.algorithms.method import run_settings_of
 from jaxrl_llm.algorithms.parts import lacks_of
-from jaxrl_llm.algorithms.run_settings import run_settings_of
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.environments import games
 from jaxrl_llm.learner.optimizer import make_optimizer

@@ -12,7 +12,7 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.core.league import League
+from jaxrl_llm.core.population import League
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.models import load_policy

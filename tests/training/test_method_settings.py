@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.run_settings import run_settings_of
+from jaxrl_llm.algorithms.method import run_settings_of
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import check_settings, fitted, setting_notes

@@ -217,3 +217,18 @@ def test_settings_keep_urls(tmp_path: Path) -> None:
     from jaxrl_llm.training.config.json_text import located
 
     assert located(config, tmp_path).prompts == "gs://bucket/prompts.jsonl"
+
+
+def test_a_copy_that_is_put_in_its_place_while_its_bytes_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is renamed once it is whole, perhaps while it is looked through."""
+    (tmp_path / "a").write_bytes(b"12345")
+
+    def vanishing(folder: Path, pattern: str) -> Iterator[Path]:
+        yield folder / "a"
+        raise FileNotFoundError(folder)
+
+    assert storage._bytes_in(tmp_path) == 5
+    monkeypatch.setattr(Path, "rglob", vanishing)
+    assert storage._bytes_in(tmp_path) == 5

@@ -120,5 +120,5 @@ def test_who_says_what_is_replayed() -> None:
     assert batch.experts is not None
     assert (batch.experts.shape, batch.experts.dtype) == ((*batch.tokens.shape, 2, 2), np.int8)
     assert full_batch(config, get("minirl"), 64, dense).experts is None
-    with pytest.raises(InputError, match="unknown routing 'replay'"):
+    with pytest.raises(InputError, match="unknown routing of minirl 'replay'"):
         get("minirl", routing="replay")

@@ -13,10 +13,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
 from jaxrl_llm.core.arguments.ranges import check_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, part, stateless, stateless_part
 
 NODE = frozenset({"node"})
 EQUAL = 1e-6  # standard deviations and differences of values below are 0
@@ -56,17 +53,12 @@ def tree_credit(credit: Callable[[Trajectories], Array], needs: frozenset[str] =
 @part
 def edges(scale: Literal["none", "std"] = "none", epsilon: float = 1e-8) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N, L]`: `edge_advantages`."""
-    require_choice("scale", scale, ("none", "std"))
     check_moments(0, epsilon)
     return lambda batch: edge_advantages(batch, scale, epsilon)
 
 
-@part
-def shared_once() -> Transform:
+@stateless_part(NODE)
+def shared_once(batch: Trajectories) -> Trajectories:
     """Divide the weight of each action by the number of scored rows that share it: it counts once in token means."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        tree = scored_tree(batch)
-        return batch.replace(weights=batch.loss_weights / jnp.maximum(leaves(tree)[tree.key], 1.0))
-
-    return stateless(apply, NODE)
+    tree = scored_tree(batch)
+    return batch.replace(weights=batch.loss_weights / jnp.maximum(leaves(tree)[tree.key], 1.0))

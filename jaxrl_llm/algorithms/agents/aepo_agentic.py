@@ -1,46 +1,31 @@
-"""Agentic Entropy-Balanced Policy Optimization (AEPO)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import entropy_scaled, revised, standard_scores
+from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages.multipliers import entropy_scaled, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, ZeroOrOne
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_clip
+from jaxrl_llm.advantages.turns import needs_turns
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
+from jaxrl_llm.objectives import gradient_preserving_clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
-from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def scaled_by_entropy(strength: float, over: str, ddof: int, clamp: bool) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def scaled_by_entropy(batch: Trajectories, strength: float, over: str, ddof: int, clamp: bool) -> jax.Array:
     """A function `batch -> f32[N, L]`: the advantages times 1 + strength z, see `aepo_agentic`."""
-
-    def scaled(batch: Trajectories) -> jax.Array:
-        keys = batch.group if over == "group" else jnp.zeros_like(batch.group)
-        z = standard_scores(batch.need("entropy"), scored_actions(batch), keys, ddof, 0.0)
-        return entropy_scaled(batch.need("advantages"), z, strength, clamp)
-
-    return scaled
+    keys = batch.group if over == "group" else jnp.zeros_like(batch.group)
+    z = standard_scores(batch.need("entropy"), scored_actions(batch), keys, ddof, 0.0)
+    return entropy_scaled(batch.need("advantages"), z, strength, clamp)
 
 
 @method(
     paper="arXiv 2510.14545",
-    year=2025,
     test="test_entropy_credit.py::test_agentic_aepo_against_a_loop",
     needs={"turns": "episodes of several turns, which fork after observations"},
 )
@@ -86,8 +71,6 @@ def aepo_agentic(
     group forked. H is the sum over the first `first_tokens` tokens / log |V| (the code: of the parts that the ten most
     probable tokens have). Missing episodes begin at the question. Rollout: `rollouts.agents.fork`.
     """
-    require_choice("over", over, ("group", "batch"))
-
     surrogate = gradient_preserving_clip(clip_low, clip_high, dual_clip)
     objective = policy_gradient(token_ratio(), surrogate, token_mean())
     forks = by_chance(probability, entropy_weight, damping)

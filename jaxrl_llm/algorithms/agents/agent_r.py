@@ -1,5 +1,3 @@
-"""Learning to turn around in the middle of a bad episode (Agent-R)."""
-
 from __future__ import annotations
 
 import logging
@@ -12,18 +10,13 @@ from typing import Annotated
 
 import numpy as np
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.transform import chain, stateless
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, RECALLED, Count, NonNegative, Range
+from jaxrl_llm.core.parts import chain, part, stateless
+from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path
@@ -31,9 +24,8 @@ from jaxrl_llm.rollouts.agents.program import with_episodes
 from jaxrl_llm.rollouts.agents.retries import PIVOT
 from jaxrl_llm.rollouts.agents.search import Searched, searched
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, Segment, given
-from jaxrl_llm.rollouts.programs import group, marked
+from jaxrl_llm.rollouts.episode import Segment, given
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
 from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -56,7 +48,6 @@ ANSWER = "OK."
 
 @method(
     paper="arXiv 2501.11425",
-    year=2025,
     test="test_agent_r.py::test_agent_r_splices_as_a_loop_over_replies",
     needs={
         "episode": "rows of one episode",

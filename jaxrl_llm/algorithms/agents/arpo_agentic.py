@@ -1,60 +1,43 @@
-"""Agentic Reinforced Policy Optimization (ARPO)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import revised, token_moments
+from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages.multipliers import token_moments
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.advantages.turns import needs_turns
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
-from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def mean_over_paths() -> Callable[[Trajectories], Array]:
+@batch_part
+def mean_over_paths(batch: Trajectories) -> Array:
     """A function `batch -> f32[N, L]`: of each token, the mean of the advantages of the rows that have its node."""
-
-    def shared(batch: Trajectories) -> Array:
-        node = jnp.nan_to_num(batch.need("node"), nan=-1.0).astype(jnp.int32)
-        keys = joint_key(jnp.broadcast_to(batch.group[:, None], node.shape), node)
-        return token_moments(batch.need("advantages"), scored_actions(batch), keys)[1]
-
-    return shared
+    node = jnp.nan_to_num(batch.need("node"), nan=-1.0).astype(jnp.int32)
+    keys = joint_key(jnp.broadcast_to(batch.group[:, None], node.shape), node)
+    return token_moments(batch.need("advantages"), scored_actions(batch), keys)[1]
 
 
-@part
-def paid_for_calls(bonus: float, calls: int, success: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def paid_for_calls(batch: Trajectories, bonus: float, calls: int, success: float) -> Array:
     """A function `batch -> f32[N]`: the scores, plus the bonus of a success with so many calls of tools that worked."""
-
-    def score(batch: Trajectories) -> Array:
-        made, failed = ((batch.info or {}).get(name) for name in ("calls", "failed_calls"))
-        if made is None or failed is None:
-            return batch.scores
-        enough = jnp.nan_to_num(made) - jnp.nan_to_num(failed) >= calls
-        return batch.scores + bonus * (enough & (batch.scores > success))
-
-    return score
+    made, failed = ((batch.info or {}).get(name) for name in ("calls", "failed_calls"))
+    if made is None or failed is None:
+        return batch.scores
+    enough = jnp.nan_to_num(made) - jnp.nan_to_num(failed) >= calls
+    return batch.scores + bonus * (enough & (batch.scores > success))
 
 
 @method(
     paper="arXiv 2507.19849",
-    year=2025,
     test="test_arpo_agentic.py::test_arpo_worked_example",
     needs={
         "calls": "calls of tools, for their bonus",
@@ -93,7 +76,6 @@ def arpo_agentic(
     This is the released code, but for its entropies of the ten most probable tokens; the paper forks where
     alpha + beta dH is above a threshold. The paper's group has 16 samples. Rollout: `rollouts.agents.fork`.
     """
-    require_choice("credit", credit, ("soft", "hard"))
     steps = [needs_turns(), rescore(paid_for_calls(tool_bonus, bonus_calls, success), {"calls", "failed_calls"})]
     steps += [group_relative(epsilon=epsilon)]
     steps += [revised(mean_over_paths(), {"node"})] if credit == "hard" else []

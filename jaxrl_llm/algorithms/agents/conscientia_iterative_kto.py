@@ -1,5 +1,3 @@
-"""Opponents that learn by turns, from verdicts on their games (CONSCIENTIA)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any
@@ -7,22 +5,18 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Range
-from jaxrl_llm.core.league import League
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, Positive, Range
 from jaxrl_llm.core.log_ratios import log_ratio_sums
+from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part, stateless_part
+from jaxrl_llm.core.population import League
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import State, Transform, chain, stateless
 from jaxrl_llm.objectives.preference.verdicts import KL, verdicts
 from jaxrl_llm.rollouts.agents.self_play import MEMBER, SEAT, against_league
 
 
 @method(
-    paper="arXiv 2604.09746", year=2026, test="test_conscientia.py::test_sides_learn_by_turns_against_earlier_ones",
+    paper="arXiv 2604.09746", test="test_conscientia.py::test_sides_learn_by_turns_against_earlier_ones",
     needs={MEMBER: "games against a league: --environment GAME --players 2"},
     beside={"city": ("the simulated city and its two populations", "the run's own environment")},
 )  # fmt: skip
@@ -73,17 +67,13 @@ def sides_by_turns(league: League, sides: Count = 2) -> Transform:
     return Transform(lambda: jnp.int32(0), apply, frozenset({MEMBER}))
 
 
-@part
-def kl_of_samples() -> Transform:
+@stateless_part({"old_logp", "reference_logp"})
+def kl_of_samples(batch: Trajectories) -> Trajectories:
     """Write the control "sequence_kl": the mean log-ratio of the policy's own rows to the reference, at least 0.
 
     Needs "old_logp" and "reference_logp".
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
-        rows = jnp.any(batch.loss_weights != 0, axis=1)
-        mean: jax.Array = jnp.sum(jnp.where(rows, u, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
-        return batch.with_controls(**{KL: jnp.maximum(mean, 0.0)})
-
-    return stateless(apply, {"old_logp", "reference_logp"})
+    u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
+    rows = jnp.any(batch.loss_weights != 0, axis=1)
+    mean: jax.Array = jnp.sum(jnp.where(rows, u, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
+    return batch.with_controls(**{KL: jnp.maximum(mean, 0.0)})

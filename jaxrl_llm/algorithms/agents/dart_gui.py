@@ -1,5 +1,3 @@
-"""Decoupled Agentic RL Training for GUI agents (DART)."""
-
 from __future__ import annotations
 
 import math
@@ -11,34 +9,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.turns.episodes import EPISODES
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.advantages.episodes import EPISODES
+from jaxrl_llm.advantages.turns import TURNS, needs_turns, on_tokens, turn_mask, turn_numbers
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
+from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
-from jaxrl_llm.objectives.averaging.averages import sequence_mean
-from jaxrl_llm.objectives.off_policy import importance_correction
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import span_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, sequence_mean, span_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.replay.into_groups import none_above, swapped_successes
 from jaxrl_llm.rollouts.agents.path import AgentSettings
 from jaxrl_llm.rollouts.agents.program import plays, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.selection.rows import ranks_within
 
 SHARE, LONGEST = "sampled_share", "longest_success"  # columns that the curriculum gives
@@ -46,7 +33,6 @@ SHARE, LONGEST = "sampled_share", "longest_success"  # columns that the curricul
 
 @method(
     paper="arXiv 2509.23866",
-    year=2025,
     test="test_of_screens.py::test_dart_gui_is_the_loop_over_steps",
     needs={
         "episode": "steps of one episode as rows",
@@ -180,23 +166,19 @@ def shortened(least: Count = 2) -> Rollout:
     return replace(group(), wrap=around)
 
 
-@part
-def keep_uncertain_turns(share: Fraction = 0.8) -> Transform:
+@stateless_part(TURNS | {"state_key"})
+def keep_uncertain_turns(batch: Trajectories, share: Fraction = 0.8) -> Trajectories:
     """Keep the turns of the highest mean entropy, ceil(share n) of the n turns of a group; others get weight 0.
 
     The entropy is that of the weights before the update. Of equal turns the first are kept. Needs `turns` and
     `state_key`.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        mask = turn_mask(batch)
-        here = jax.nn.one_hot(turn_numbers(batch), mask.shape[1])  # 0 where no action is
-        mean = jnp.einsum("nl,nlk->nk", batch.need("entropy"), here) / jnp.maximum(here.sum(axis=1), 1.0)
-        keys = jnp.broadcast_to(batch.group[:, None], mask.shape).reshape(-1)
-        first = jnp.arange(mask.size, dtype=jnp.float32)
-        rank = ranks_within(keys, mean.reshape(-1), first, mask.reshape(-1)).reshape(mask.shape)
-        (count,) = bucket_sums(keys, mask.reshape(-1).astype(jnp.float32))
-        gone = mask & (rank >= jnp.ceil(share * count.reshape(mask.shape) - 1e-4))
-        return batch.replace(weights=batch.loss_weights * (1.0 - on_tokens(gone.astype(jnp.float32), batch)))
-
-    return stateless(apply, TURNS | {"state_key"})
+    mask = turn_mask(batch)
+    here = jax.nn.one_hot(turn_numbers(batch), mask.shape[1])  # 0 where no action is
+    mean = jnp.einsum("nl,nlk->nk", batch.need("entropy"), here) / jnp.maximum(here.sum(axis=1), 1.0)
+    keys = jnp.broadcast_to(batch.group[:, None], mask.shape).reshape(-1)
+    first = jnp.arange(mask.size, dtype=jnp.float32)
+    rank = ranks_within(keys, mean.reshape(-1), first, mask.reshape(-1)).reshape(mask.shape)
+    (count,) = bucket_sums(keys, mask.reshape(-1).astype(jnp.float32))
+    gone = mask & (rank >= jnp.ceil(share * count.reshape(mask.shape) - 1e-4))
+    return batch.replace(weights=batch.loss_weights * (1.0 - on_tokens(gone.astype(jnp.float32), batch)))

@@ -1,29 +1,20 @@
-"""Verified turns and a buffer of failed queries (DeepTravel; its abstract was read)."""
-
 from __future__ import annotations
 
 from asyncio import gather
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import turn_mask
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.advantages.turns import needs_turns, turn_mask
 from jaxrl_llm.algorithms.agents.grpo_roc import of_rows
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import OURS, RUN, Count, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.curriculum.epochs import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
@@ -35,13 +26,11 @@ from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded as with_rewards
 from jaxrl_llm.rollouts.agents.program import with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import mean_verdict
 from jaxrl_llm.rollouts.judges.judged import counts, criteria_of, graded, rubric_scores
-from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
+from jaxrl_llm.utils.errors import InputError
 
 CRITERIA = (
     "It is feasible in space and time: each leg begins where the one before it ends, and no two things overlap.",
@@ -62,32 +51,26 @@ and the answer leaves out is no fault. Explain in a sentence. Then write [[yes]]
 line."""
 
 
-@part
-def verified(threshold: float, combine: Literal["all", "mean"]) -> Callable[[Trajectories], Array]:
+@batch_part
+def verified(batch: Trajectories, threshold: float, combine: Literal["all", "mean"]) -> Array:
     """A function `batch -> f32[N]`: the score times whether all turns of its episode pass, or the share that does.
 
     A turn passes if its reward is at least the threshold. Without rewards of turns the score alone.
     """
-    require_choice("combine", combine, ("all", "mean"))
-
-    def score(batch: Trajectories) -> Array:
-        if batch.turn_rewards is None:
-            return batch.scores
-        mask = turn_mask(batch)
-        passed = mask & ~(batch.turn_rewards < threshold)
-        episode = of_rows(batch, "episode")
-        number = jnp.arange(mask.shape[0]) if episode is None else episode.astype(jnp.int32)
-        turns, good = (jnp.sum(x, axis=1).astype(jnp.float32) for x in (mask, passed))
-        turns, good = bucket_sums(joint_key(batch.group, number), turns, good)
-        share = good / jnp.maximum(turns, 1.0)
-        return batch.scores * (jnp.where(good == turns, 1.0, 0.0) if combine == "all" else share)
-
-    return score
+    if batch.turn_rewards is None:
+        return batch.scores
+    mask = turn_mask(batch)
+    passed = mask & ~(batch.turn_rewards < threshold)
+    episode = of_rows(batch, "episode")
+    number = jnp.arange(mask.shape[0]) if episode is None else episode.astype(jnp.int32)
+    turns, good = (jnp.sum(x, axis=1).astype(jnp.float32) for x in (mask, passed))
+    turns, good = bucket_sums(joint_key(batch.group, number), turns, good)
+    share = good / jnp.maximum(turns, 1.0)
+    return batch.scores * (jnp.where(good == turns, 1.0, 0.0) if combine == "all" else share)
 
 
 @method(
     paper="arXiv 2509.21842",
-    year=2025,
     test="test_turn_shaped.py::test_deeptravel_by_hand",
     needs={"turn_rewards": "verdicts on turns", "turns": "episodes of several turns"},
     beside={"supervised": ("supervised training on itineraries before", "another run")},

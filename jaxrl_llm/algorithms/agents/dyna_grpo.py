@@ -1,5 +1,3 @@
-"""Dyna-GRPO, the second stage of Dyna-Mind."""
-
 from __future__ import annotations
 
 import logging
@@ -11,18 +9,13 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, check_moments
+from jaxrl_llm.advantages.turns import needs_turns
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, check_moments
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
@@ -33,10 +26,9 @@ from jaxrl_llm.rollouts.agents.messages import merged
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse
 from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given, with_reply
-from jaxrl_llm.rollouts.programs import group, marked
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.rollouts.episode import given, with_reply
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
+from jaxrl_llm.utils.errors import InputError
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 REFINED = "refined"
@@ -51,7 +43,6 @@ Revealed = Literal["removed", "kept"]
 
 @method(
     paper="arXiv 2510.09577",
-    year=2025,
     test="test_dyna_grpo.py::test_dyna_grpo_worked_example_and_loop",
     needs={
         "episode": "rows of one episode",
@@ -263,7 +254,6 @@ def simulating(
     """
     if policy_steps + simulation_steps == 0:
         raise InputError("policy_steps and simulation_steps are 0: one of the phases needs a step")
-    require_choice("revealed", revealed, ("removed", "kept"))
 
     async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
         G = task.samples

@@ -1,45 +1,32 @@
-"""Efficiency-Aware Policy Optimization (EAPO of IterResearch)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.turns.episodes import episode_keys, turns_before
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Share
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean
-from jaxrl_llm.objectives.ratios import sequence_ratio
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.advantages.episodes import episode_keys, turns_before
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, NonNegative, Share
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, sequence_ratio
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.selection.rows import ranks_within
 
 
-@part
-def discounted_by_round(gamma: Share) -> Callable[[Trajectories], Array]:
+@batch_part
+def discounted_by_round(batch: Trajectories, gamma: Share) -> Array:
     """A function `batch -> f32[N]`: gamma^(rows of the episode after this one) times the score.
 
     Without the numbers of episodes and turns each row is an episode.
     """
-
-    def score(batch: Trajectories) -> Array:
-        before = turns_before(batch).astype(jnp.float32)
-        later = ranks_within(episode_keys(batch), before, before, ~jnp.isnan(batch.scores))
-        return gamma**later * batch.scores
-
-    return score
+    before = turns_before(batch).astype(jnp.float32)
+    later = ranks_within(episode_keys(batch), before, before, ~jnp.isnan(batch.scores))
+    return gamma**later * batch.scores
 
 
 @method(
     paper="arXiv 2511.07327",
-    year=2025,
     test="test_turn_shaped.py::test_eapo_iterresearch_worked_example",
     needs={
         "episode": "rounds of one episode as rows",

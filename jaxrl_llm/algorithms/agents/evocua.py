@@ -1,5 +1,3 @@
-"""Learning from successes, and from the step at which a failure leaves one (EvoCUA)."""
-
 from __future__ import annotations
 
 from asyncio import gather
@@ -10,22 +8,16 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.agent_r import after, common_steps, starts
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Count, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, stateless
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, best_and_worst, pairwise
+from jaxrl_llm.objectives import best_and_worst, imitation, pairwise, token_mean
+from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
@@ -33,16 +25,14 @@ from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.agents.retries import PIVOT, Attempt, retried_from, rows_of
 from jaxrl_llm.rollouts.agents.search import Searched
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group, marked
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
 
 REFLECT = """The last action was a mistake, and the situation is not the one that was wanted. Say what went wrong, and \
 take an action that sets it right."""
 
 
 @method(
-    paper="arXiv 2601.15876", year=2026, test="test_evocua.py::test_pairs_are_those_of_a_loop_over_replies",
+    paper="arXiv 2601.15876", test="test_evocua.py::test_pairs_are_those_of_a_loop_over_replies",
     needs={
         "episode": "rows of one episode",
         "first_turn": "the order of these rows",

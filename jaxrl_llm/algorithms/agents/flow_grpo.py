@@ -1,5 +1,3 @@
-"""Flow-based group refined policy optimization (Flow-GRPO of AgentFlow)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -7,29 +5,20 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.turns.episodes import EPISODES, episode_keys
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.advantages.episodes import EPISODES, episode_keys
+from jaxrl_llm.advantages.turns import needs_turns, of_episode, turn_advantages
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.coefficient import control
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, weighted
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part, weighted
+from jaxrl_llm.objectives import Average, clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
     paper="arXiv 2510.05592",
-    year=2025,
     test="test_turn_rows.py::test_flow_grpo_worked_example_and_loop",
     needs={
         "episode": "turns of one episode as rows",
@@ -68,8 +57,6 @@ def flow_grpo(
     same way, with the conversation so far in place of the memory. The code leaves out over-long prompts after the
     moments are taken; here an episode ends that does not fit.
     """
-    require_choice("over", over, ("episodes", "turns"))
-    require_choice("average", average, ("episode", "token"))
     credit = group_relative(epsilon=epsilon, needs=EPISODES)
     if over == "turns":
         credit = turn_advantages(of_episode("std", "turns", epsilon, "score"), needs=EPISODES)
@@ -79,25 +66,22 @@ def flow_grpo(
     return Algorithm(chain(*steps), regularised(objective, mean, kl_coefficient=kl_coefficient))
 
 
-@part
-def episode_shares() -> Transform:
-    """Write what `episode_mean` reads: info["token_share"] f32[N, L], 1 / (tokens
-    of the turn times
-    turns of the episode) on actions, and the control "episodes", their number in the batch."""
+@stateless_part(EPISODES)
+def episode_shares(batch: Trajectories) -> Trajectories:
+    """Write what `episode_mean` reads: 1 / (tokens of the turn times turns of the episode) on actions, and how many.
 
-    def apply(batch: Trajectories) -> Trajectories:
-        N, L = batch.tokens.shape
-        acted = batch.action_mask & (batch.turn >= 0)
-        key = jnp.where(acted, jnp.arange(N)[:, None] * L + jnp.clip(batch.turn, 0, L - 1), N * L).reshape(-1)
-        tokens = jax.ops.segment_sum(acted.reshape(-1).astype(jnp.float32), key, num_segments=N * L + 1)[key]
-        own = jnp.where(acted, 1 / jnp.maximum(tokens.reshape(N, L), 1), 0.0)
-        keys, some = episode_keys(batch), jnp.any(acted, axis=1)
-        (turns,) = bucket_sums(keys, jnp.sum(own, axis=1))
-        (rows,) = bucket_sums(keys, some.astype(jnp.float32))
-        count = jnp.sum(jnp.where(some, 1 / jnp.maximum(rows, 1), 0.0))
-        return batch.with_info(token_share=own / jnp.maximum(turns, 1)[:, None]).with_controls(episodes=count)
-
-    return stateless(apply, EPISODES)
+    The first is info["token_share"] f32[N, L], the number of episodes in the batch the control "episodes".
+    """
+    N, L = batch.tokens.shape
+    acted = batch.action_mask & (batch.turn >= 0)
+    key = jnp.where(acted, jnp.arange(N)[:, None] * L + jnp.clip(batch.turn, 0, L - 1), N * L).reshape(-1)
+    tokens = jax.ops.segment_sum(acted.reshape(-1).astype(jnp.float32), key, num_segments=N * L + 1)[key]
+    own = jnp.where(acted, 1 / jnp.maximum(tokens.reshape(N, L), 1), 0.0)
+    keys, some = episode_keys(batch), jnp.any(acted, axis=1)
+    (turns,) = bucket_sums(keys, jnp.sum(own, axis=1))
+    (rows,) = bucket_sums(keys, some.astype(jnp.float32))
+    count = jnp.sum(jnp.where(some, 1 / jnp.maximum(rows, 1), 0.0))
+    return batch.with_info(token_share=own / jnp.maximum(turns, 1)[:, None]).with_controls(episodes=count)
 
 
 @part

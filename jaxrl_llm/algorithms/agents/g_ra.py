@@ -1,28 +1,20 @@
-"""Gated Reward Accumulation (G-RA)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
+from jaxrl_llm.advantages.turns import needs_turns, of_episode, turn_advantages
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, NonNegative
+from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.utils.errors import InputError
 
 
 @method(
     paper="arXiv 2508.10548",
-    year=2025,
     test="test_turn_shaped.py::test_g_ra_worked_example",
     needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
 )
@@ -60,26 +52,22 @@ def g_ra(
     )
 
 
-@part
-def gated_rewards(thresholds: tuple[float, ...], levels: tuple[str, ...] = ()) -> Transform:
+@stateless_part({"turn_rewards"})
+def gated_rewards(batch: Trajectories, thresholds: tuple[float, ...], levels: tuple[str, ...] = ()) -> Trajectories:
     """Count a reward only where all of higher priority are above their thresholds (G-RA).
 
     levels: components of the reward, the highest first, whose gated sum replaces the score; () for the score alone. The
     rewards of turns are below them all. InputError for a level that is no component.
     """
-
-    def gate(batch: Trajectories) -> Trajectories:
-        if unknown := [name for name in levels if name not in (batch.rewards or {})]:
-            raise InputError(f"the reward has no component {unknown[0]!r}: name those of the run's reward functions")
-        parts = [(batch.rewards or {})[name] for name in levels] or [batch.scores]
-        values = [jnp.nan_to_num(one) for one in parts]
-        passed, total = jnp.ones(batch.scores.shape, bool), jnp.zeros(batch.scores.shape)
-        for value, threshold in zip(values, thresholds, strict=True):
-            total = total + jnp.where(passed, value, 0.0)
-            passed = passed & (value > threshold)
-        batch = batch.replace(reward=jnp.where(jnp.isnan(batch.scores), jnp.nan, total))
-        if batch.turn_rewards is None:
-            return batch
-        return batch.replace(turn_rewards=jnp.where(passed[:, None], batch.turn_rewards, 0.0))
-
-    return stateless(gate, {"turn_rewards"})
+    if unknown := [name for name in levels if name not in (batch.rewards or {})]:
+        raise InputError(f"the reward has no component {unknown[0]!r}: name those of the run's reward functions")
+    parts = [(batch.rewards or {})[name] for name in levels] or [batch.scores]
+    values = [jnp.nan_to_num(one) for one in parts]
+    passed, total = jnp.ones(batch.scores.shape, bool), jnp.zeros(batch.scores.shape)
+    for value, threshold in zip(values, thresholds, strict=True):
+        total = total + jnp.where(passed, value, 0.0)
+        passed = passed & (value > threshold)
+    batch = batch.replace(reward=jnp.where(jnp.isnan(batch.scores), jnp.nan, total))
+    if batch.turn_rewards is None:
+        return batch
+    return batch.replace(turn_rewards=jnp.where(passed[:, None], batch.turn_rewards, 0.0))

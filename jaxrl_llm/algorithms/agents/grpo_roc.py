@@ -1,22 +1,14 @@
-"""GRPO with Resampling on Correct (GRPO-RoC of rStar2-Agent)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.filters import drop_uniform_groups
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, NonNegativeInt, Share
+from jaxrl_llm.advantages import drop_uniform_groups, group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, NonNegative, NonNegativeInt, Share
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards.transforms import leave_out
 from jaxrl_llm.selection.noise import row_noise
@@ -32,42 +24,37 @@ def of_rows(batch: Trajectories, name: str) -> Array | None:
     return None if value is None else jnp.nan_to_num(value)
 
 
-@part
+@batch_part
 def cleanest_right_rows_out(
-    keep: float, least_right: int, least_wrong: int, component: str | None
-) -> Callable[[Trajectories], Array]:
+    batch: Trajectories, keep: float, least_right: int, least_wrong: int, component: str | None
+) -> Array:
     """A function `batch -> bool[N]`: the rows of each group that are not kept, see `grpo_roc`."""
-
-    def out(batch: Trajectories) -> Array:
-        scored = ~jnp.isnan(batch.scores)
-        right = scored & (batch.scores > 0)
-        rows, rights = bucket_sums(batch.group, scored.astype(jnp.float32), right.astype(jnp.float32))
-        wrongs, number = rows - rights, jnp.round(keep * rows)
-        zero, one = jnp.round(wrongs * keep), jnp.round(rights * keep)
-        whole = (zero < least_wrong) & (one < least_right)
-        few = jnp.minimum(least_wrong, wrongs)
-        zero, one = jnp.where(zero <= few, few, zero), jnp.where(zero <= few, number - few, one)
-        few = jnp.minimum(least_right, rights)
-        zero, one = jnp.where(one <= few, number - few, zero), jnp.where(one <= few, few, one)
-        calls, failed = (of_rows(batch, name) for name in ("calls", "failed_calls"))
-        penalty = jnp.full(batch.group.shape, 0.5)
-        if calls is not None and failed is not None:
-            penalty = jnp.where(calls > 0, failed / jnp.maximum(calls, 1.0), 0.5)
-        form = (batch.rewards or {}).get(component or "")
-        if form is not None:
-            penalty = penalty + 1.0 - jnp.nan_to_num(form)
-        elif component not in (None, FORM):
-            raise InputError(f"grpo_roc: the reward has no component {component!r}, which says if the form is right")
-        noise = row_noise(batch, 0)
-        rank = ranks_within(2 * batch.group + right, jnp.where(right, -penalty, 0.0), noise, scored)
-        return scored & ~whole & (rank >= jnp.where(right, one, zero))
-
-    return out
+    scored = ~jnp.isnan(batch.scores)
+    right = scored & (batch.scores > 0)
+    rows, rights = bucket_sums(batch.group, scored.astype(jnp.float32), right.astype(jnp.float32))
+    wrongs, number = rows - rights, jnp.round(keep * rows)
+    zero, one = jnp.round(wrongs * keep), jnp.round(rights * keep)
+    whole = (zero < least_wrong) & (one < least_right)
+    few = jnp.minimum(least_wrong, wrongs)
+    zero, one = jnp.where(zero <= few, few, zero), jnp.where(zero <= few, number - few, one)
+    few = jnp.minimum(least_right, rights)
+    zero, one = jnp.where(one <= few, number - few, zero), jnp.where(one <= few, few, one)
+    calls, failed = (of_rows(batch, name) for name in ("calls", "failed_calls"))
+    penalty = jnp.full(batch.group.shape, 0.5)
+    if calls is not None and failed is not None:
+        penalty = jnp.where(calls > 0, failed / jnp.maximum(calls, 1.0), 0.5)
+    form = (batch.rewards or {}).get(component or "")
+    if form is not None:
+        penalty = penalty + 1.0 - jnp.nan_to_num(form)
+    elif component not in (None, FORM):
+        raise InputError(f"grpo_roc: the reward has no component {component!r}, which says if the form is right")
+    noise = row_noise(batch, 0)
+    rank = ranks_within(2 * batch.group + right, jnp.where(right, -penalty, 0.0), noise, scored)
+    return scored & ~whole & (rank >= jnp.where(right, one, zero))
 
 
 @method(
     paper="arXiv 2508.20722",
-    year=2025,
     test="test_turn_shaped.py::test_grpo_roc_worked_example",
     needs={
         "calls": "calls of tools",

@@ -1,41 +1,29 @@
-"""GRPO with credit for tool calls (GRPO-TCR of Demystifying RL in Agentic Reasoning)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.turns.episodes import episode_keys, turns_before
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.advantages.episodes import episode_keys, turns_before
+from jaxrl_llm.advantages.turns import needs_turns
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards.transforms import rescore, soft_overlong_penalty
 
 
-@part
-def credit_of_calls(call_credit: float, most: float, success: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def credit_of_calls(batch: Trajectories, call_credit: float, most: float, success: float) -> Array:
     """A function `batch -> f32[N]`: 1 for a success; else -1 + call_credit for each turn before the last, to `most`."""
-
-    def score(batch: Trajectories) -> Array:
-        calls = turns_before(batch) + jnp.max(jnp.where(batch.action_mask, batch.turn, 0), axis=1)
-        return jnp.where(batch.scores > success, 1.0, jnp.minimum(-1.0 + call_credit * calls, most))
-
-    return score
+    calls = turns_before(batch) + jnp.max(jnp.where(batch.action_mask, batch.turn, 0), axis=1)
+    return jnp.where(batch.scores > success, 1.0, jnp.minimum(-1.0 + call_credit * calls, most))
 
 
 @method(
     paper="arXiv 2510.11701",
-    year=2025,
     test="test_turn_shaped.py::test_grpo_tcr_worked_example_and_loop",
     needs={"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
 )

@@ -1,5 +1,3 @@
-"""Latent Space Policy Optimization: games of words solved over clusters of what can be said (LSPO)."""
-
 from __future__ import annotations
 
 from asyncio import gather
@@ -9,28 +7,21 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.embedded import text_features
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.games import SAYING, TalkGame, action_in, conversations, sayings, text_of, told
 from jaxrl_llm.games import Node, cfr, information_sets, regret_matching
-from jaxrl_llm.objectives.preference.pairwise import pairwise
+from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.messages import merged, messages_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.pairs import ends_of
-from jaxrl_llm.rollouts.programs import group, samples
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, samples
 from jaxrl_llm.utils.errors import InputError
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +29,7 @@ Embed = Callable[[str], Array]  # a text -> f[d]
 
 
 @method(
-    paper="arXiv 2502.04686", year=2025, test="test_lspo.py::test_candidates_are_ordered_by_the_solved_game",
+    paper="arXiv 2502.04686", test="test_lspo.py::test_candidates_are_ordered_by_the_solved_game",
     beside={
         "deep": ("Deep CFR, networks in place of tables of regrets, and discussions of many rounds", "larger games"),
         "embedding": ("a model that embeds texts", "`embed` of `latent_talk`; by default hashed counts of words"),

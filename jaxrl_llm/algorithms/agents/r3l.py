@@ -1,5 +1,3 @@
-"""Reflect-then-Retry Reinforcement Learning (R3L)."""
-
 from __future__ import annotations
 
 from asyncio import gather
@@ -9,17 +7,13 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm, turn_in_episode
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
+from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
+from jaxrl_llm.advantages.turns import needs_turns
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.algorithm import turn_in_episode
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.agents.path import AgentSettings
@@ -35,15 +29,12 @@ from jaxrl_llm.rollouts.agents.retries import (
     transcript,
 )
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group, marked
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
+from jaxrl_llm.utils.errors import is_off
 
 
 @method(
     paper="arXiv 2601.03715",
-    year=2026,
     test="test_agent_retries.py::test_r3l_worked_example_and_loop",
     needs={
         "episode": "rows of one episode",
@@ -93,18 +84,14 @@ def r3l(
     )
 
 
-@part
-def from_pivot() -> Transform:
+@stateless_part({"pivot", *EPISODES})
+def from_pivot(batch: Trajectories) -> Trajectories:
     """Train on the turns of an episode from info["pivot"] f32[N] on alone: the weights of those before become 0."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        pivot = (batch.info or {}).get("pivot")
-        if pivot is None:
-            return batch
-        before = turn_in_episode(batch) < jnp.nan_to_num(pivot)[:, None]
-        return batch.replace(weights=jnp.where(before, 0.0, batch.loss_weights))
-
-    return stateless(apply, {"pivot", *EPISODES})
+    pivot = (batch.info or {}).get("pivot")
+    if pivot is None:
+        return batch
+    before = turn_in_episode(batch) < jnp.nan_to_num(pivot)[:, None]
+    return batch.replace(weights=jnp.where(before, 0.0, batch.loss_weights))
 
 
 def amplified_advantages(
@@ -148,7 +135,6 @@ def amplified(
 
     temperature: of the baseline "log_mean_exp". InputError for another baseline.
     """
-    require_choice("baseline", baseline, ("mean", "log_mean_exp"))
     tau = temperature if baseline == "log_mean_exp" else None
 
     def apply(batch: Trajectories) -> Trajectories:

@@ -1,5 +1,3 @@
-"""ReSim, the first stage of Dyna-Mind."""
-
 from __future__ import annotations
 
 import logging
@@ -9,28 +7,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.transform import chain, stateless
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Count
+from jaxrl_llm.core.parts import chain, part, stateless
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.messages import merged
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.agents.retries import PIVOT
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, with_reply
-from jaxrl_llm.rollouts.programs import group, marked
+from jaxrl_llm.rollouts.episode import with_reply
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 FORESEE = """This is not said in the task. Ways to go on were tried out in copies of the environment:
@@ -43,7 +35,6 @@ choose. Do not mention that they were tried out."""
 
 @method(
     paper="arXiv 2510.09577",
-    year=2025,
     test="test_resim.py::test_resim_learns_replies_that_have_seen_what_follows",
     needs={
         "episode": "rows of one episode",

@@ -1,5 +1,3 @@
-"""Self-play against a league, by a mixture from diversity to equilibrium (SHOR-PSRO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, NamedTuple
@@ -8,21 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive, Range
-from jaxrl_llm.core.league import League
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import State, Transform, chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, Fraction, NonNegative, Positive, Range
+from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
+from jaxrl_llm.core.population import League
 from jaxrl_llm.games import MetaSolver, shor
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.self_play import MEMBER, against_league
 
 
 @method(
-    paper="arXiv 2602.16928", year=2026, test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop",
+    paper="arXiv 2602.16928", test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop",
     needs={MEMBER: "games against a league: --environment GAME --players 2"},
     beside={"search": ("the search for solvers by a language model", "evolution of programs")},
 )  # fmt: skip

@@ -1,31 +1,30 @@
-"""Semi-online reinforcement learning (UI-S1)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.episodes import EPISODES, turns_before
 from jaxrl_llm.advantages.filters import drop_rows
-from jaxrl_llm.advantages.turns.episodes import EPISODES, turns_before
-from jaxrl_llm.advantages.turns.rounds import episode_backwards
-from jaxrl_llm.advantages.turns.turns import OfTurns, compared, of_episode, rewards_of_turns, turn_advantages, turn_mask
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
+from jaxrl_llm.advantages.turns import (
+    OfTurns,
+    compared,
+    episode_backwards,
+    of_episode,
+    rewards_of_turns,
+    turn_advantages,
+    turn_mask,
+)
+from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.agents.program import semi_online
 
 
-@method(paper="arXiv 2509.11543", year=2025, test="test_turn_rows.py::test_ui_s1_worked_example_and_loop")
+@method(paper="arXiv 2509.11543", test="test_turn_rows.py::test_ui_s1_worked_example_and_loop")
 @run_settings(one_reward_of("environment", why="the reward of its recorded environment"))
 def ui_s1(
     gamma: Annotated[float, CODE] = 0.5,
@@ -69,20 +68,16 @@ def ui_s1(
     )
 
 
-@part
-def same_turn_of_episode() -> OfTurns:
+@batch_part
+def same_turn_of_episode(batch: Trajectories) -> Array:
     """Keys: turns of a group with the same number in their episodes, also where these are several rows."""
-
-    def keys(batch: Trajectories) -> Array:
-        turns = turn_mask(batch).shape[1]
-        number = turns_before(batch)[:, None] + jnp.arange(turns)
-        return joint_key(jnp.broadcast_to(batch.group[:, None], number.shape), number)
-
-    return keys
+    turns = turn_mask(batch).shape[1]
+    number = turns_before(batch)[:, None] + jnp.arange(turns)
+    return joint_key(jnp.broadcast_to(batch.group[:, None], number.shape), number)
 
 
-@part
-def broken_returns(gamma: Fraction = 0.5, matched: float = 0.8) -> OfTurns:
+@batch_part
+def broken_returns(batch: Trajectories, gamma: Fraction = 0.5, matched: float = 0.8) -> Array:
     """Values: returns of turns that end where a turn does not match (UI-S1, 2509.11543). Backwards over an episode,
 
         R <- r_t + gamma R,    G_t = R    if the turn matches, r_t > matched
@@ -91,22 +86,14 @@ def broken_returns(gamma: Fraction = 0.5, matched: float = 0.8) -> OfTurns:
     with r the environment's rewards of turns, also over the rows of an episode; without these the score is that of its
     last turn.
     """
-
-    def values(batch: Trajectories) -> Array:
-        r = rewards_of_turns(batch) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
-        return episode_backwards(batch, r, gamma, r > matched)
-
-    return values
+    r = rewards_of_turns(batch) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
+    return episode_backwards(batch, r, gamma, r > matched)
 
 
-@part
-def varies_little(values: OfTurns, least: NonNegative) -> Callable[[Trajectories], Array]:
+@batch_part
+def varies_little(batch: Trajectories, values: OfTurns, least: NonNegative) -> Array:
     """A function `batch -> bool[N]`: rows of groups whose turns' values have a deviation (n - 1) of at most `least`."""
-
-    def rows(batch: Trajectories) -> Array:
-        mask = turn_mask(batch)
-        key = jnp.broadcast_to(batch.group[:, None], mask.shape).reshape(-1)
-        deviation = bucket_moments(key, jnp.where(mask, values(batch), jnp.nan).reshape(-1))[2]
-        return jnp.max(deviation.reshape(mask.shape), axis=1) <= least
-
-    return rows
+    mask = turn_mask(batch)
+    key = jnp.broadcast_to(batch.group[:, None], mask.shape).reshape(-1)
+    deviation = bucket_moments(key, jnp.where(mask, values(batch), jnp.nan).reshape(-1))[2]
+    return jnp.max(deviation.reshape(mask.shape), axis=1) <= least

@@ -1,5 +1,3 @@
-"""Iterative self-play policy optimisation over a game of clues and votes (Vision-Zero)."""
-
 from __future__ import annotations
 
 import re
@@ -11,24 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import State, Transform, chain
-from jaxrl_llm.objectives import policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, Range
+from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
+from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.objectives.surrogates import log_probability
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.auxiliary_prompts import second_prompt
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 VOTES, CLUES, SPY_CLUES = 0, 1, 2  # parts of a game's rows, info["part"]
@@ -53,7 +42,7 @@ Who is the spy? You are player {player}. Think, and end with [[the number of the
 
 
 @method(
-    paper="arXiv 2509.25541", year=2025, test="test_vision_zero.py::test_stages_baselines_and_the_switch",
+    paper="arXiv 2509.25541", test="test_vision_zero.py::test_stages_baselines_and_the_switch",
     beside={"vision": ("scenes as images", "vision policies; scenes are texts")},
 )  # fmt: skip
 @run_settings(one_reward_of(ENVIRONMENT, why="the rewards of the game"))

@@ -1,20 +1,14 @@
-"""Local-batch token mean (TRL's loss type "bnpo"; the name is of Beta Normalization)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, NonNegative, Scale, ZeroOrOne
 
 
 @method(
     paper="arXiv 2506.02864",
-    year=2025,
     test="test_group_relative.py::test_bnpo_worked_example_in_two_slices",
     beside={"beta": ("the paper's normalisation of rewards by a Beta distribution", "another normalisation")},
 )

@@ -1,23 +1,14 @@
-"""Clipped IS-Weight Policy Optimization (MiniMax-M1)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.objectives.weights import clipped
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.objectives import clipped, log_probability, policy_gradient, token_mean, token_ratio
 
 
-@method(paper="arXiv 2506.13585", year=2025, test="test_weighted.py::test_cispo_is_the_loop")
+@method(paper="arXiv 2506.13585", test="test_weighted.py::test_cispo_is_the_loop")
 def cispo(
     clip_low: Annotated[NonNegative, PAPER] = 1.0,
     clip_high: Annotated[NonNegative, CODE] = 4.0,

@@ -1,27 +1,20 @@
-"""Decoupled Clip and Dynamic Sampling Policy Optimization (DAPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, mixed_groups, truncated_rows, uniform_groups
-from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative, ZeroOrOne
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.algorithm import DynamicSampling
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 
 
-@method(paper="arXiv 2503.14476", year=2025, test="test_group_relative.py::test_dapo_is_the_loop")
+@method(paper="arXiv 2503.14476", test="test_group_relative.py::test_dapo_is_the_loop")
 @presets(paper={"average": "prompt"}, code={"average": "token", "dual_clip": 10.0})
 def dapo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,

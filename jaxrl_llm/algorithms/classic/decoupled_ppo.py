@@ -1,28 +1,19 @@
-"""Decoupled PPO (AReaL)."""
-
 from __future__ import annotations
 
 import math
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale, Span
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, ZeroOrOne
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, NonNegative, Scale, Span, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.off_policy import importance_correction, interpolated_proximal
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import span_ratio
-from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, span_ratio, token_mean
+from jaxrl_llm.objectives.off_policy import interpolated_proximal
+from jaxrl_llm.utils.errors import InputError
 
 
-@method(paper="arXiv 2505.24298", year=2025, test="test_mismatch.py::test_decoupled_ppo_is_the_loop")
+@method(paper="arXiv 2505.24298", test="test_mismatch.py::test_decoupled_ppo_is_the_loop")
 @run_settings(
     RunSetting(
         "max_staleness", lambda given: 4, lambda config, given: config.max_staleness > 0, "sampling beside its updates"
@@ -60,9 +51,7 @@ def decoupled_ppo(
     ddof, epsilon). With pi_old = pi_behaviour it is PPO. A run samples beside its updates, with a staleness of at most
     4 unless --max-staleness says otherwise; the paper's is 4 or 8.
     """
-    require_choice("correction", correction, ("mask", "truncate", "none"))
     mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))
-    require_choice("proximal", proximal, ("old", "interpolated"))
     if proximal == "interpolated" and leave_count:
         raise InputError("leave_count needs the weights before the update: give it with proximal='old'")
     advantages = group_relative(scale, ddof=ddof, epsilon=epsilon)

@@ -1,21 +1,14 @@
-"""GRPO Done Right (Understanding R1-Zero-Like Training)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
-from jaxrl_llm.objectives.averaging.averages import constant
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import PAPER, RUN, Count, NonNegative
+from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
 
 
-@method(paper="arXiv 2503.20783", year=2025, test="test_group_relative.py::test_dr_grpo_is_the_loop")
+@method(paper="arXiv 2503.20783", test="test_group_relative.py::test_dr_grpo_is_the_loop")
 def dr_grpo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,

@@ -1,20 +1,14 @@
-"""Group reward-Decoupled Normalization Policy Optimization (GDPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.multi_reward import decoupled
+from jaxrl_llm.advantages import decoupled
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, NonNegative, ZeroOrOne
 
 
-@method(paper="arXiv 2601.05242", year=2026, test="test_multi_reward.py::test_gdpo_against_a_loop")
+@method(paper="arXiv 2601.05242", test="test_multi_reward.py::test_gdpo_against_a_loop")
 @presets(
     paper={"normalise": "sequences", "average": "sequence"},
     code={"normalise": "tokens", "epsilon": 1e-6, "batch_epsilon": 1e-8, "average": "token"},
@@ -40,7 +34,7 @@ def gdpo(
     with ddof in both deviations. `weights` is a text such as "correct=1,format=0.5" with the names of reward
     components; components that it does not name have weight 1, and a batch without components has a single one, its
     reward. The loss is GRPO's with clip_low, clip_high, kl_coefficient (paper and code: 0) and average (see
-    `objectives.averaging.averages.average_by_name`; the paper's formula has "sequence", the verl code "token").
+    `objectives.averages.average_by_name`; the paper's formula has "sequence", the verl code "token").
 
     normalise: "sequences" counts each sequence once (paper, TRL code) and leaves a single component as it is (TRL code;
     the paper always has several); "tokens" is the verl code, in which each sequence counts by its length, the divisor

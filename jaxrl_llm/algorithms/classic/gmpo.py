@@ -1,22 +1,15 @@
-"""Geometric-Mean Policy Optimization (GMPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
-from jaxrl_llm.objectives.averaging.averages import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import geometric_clip
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.objectives import geometric_clip, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
 
 
-@method(paper="arXiv 2507.20673", year=2025, test="test_sequence_level.py::test_gmpo_is_the_loop")
+@method(paper="arXiv 2507.20673", test="test_sequence_level.py::test_gmpo_is_the_loop")
 def gmpo(
     clip_low: Annotated[NonNegative, PAPER] = 0.4,
     clip_high: Annotated[NonNegative, PAPER] = 0.4,

@@ -1,41 +1,30 @@
-"""Group Policy Gradient (GPG: A Simple and Strong Reinforcement Learning Baseline)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import mixed_groups, uniform_groups
-from jaxrl_llm.advantages.group import SCALES, group_advantage, on_actions
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.advantages.group import group_advantage, on_actions
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.algorithm import DynamicSampling
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Scale
+from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def rescaled_to_informative(scale: Scale, epsilon: float, counted_by: str) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def rescaled_to_informative(batch: Trajectories, scale: Scale, epsilon: float, counted_by: str) -> jax.Array:
     """A function `batch -> f32[N]`: the advantages of `gpg`."""
-
-    def advantage(batch: Trajectories) -> jax.Array:
-        r = batch.scores
-        known = ~jnp.isnan(r)
-        valid = known & (~uniform_groups(batch) if counted_by == "variance" else r != 0)
-        alpha = jnp.sum(known) / jnp.maximum(jnp.sum(valid), 1)
-        return alpha * group_advantage(r, batch.group, scale=scale, epsilon=epsilon)
-
-    return advantage
+    r = batch.scores
+    known = ~jnp.isnan(r)
+    valid = known & (~uniform_groups(batch) if counted_by == "variance" else r != 0)
+    alpha = jnp.sum(known) / jnp.maximum(jnp.sum(valid), 1)
+    return alpha * group_advantage(r, batch.group, scale=scale, epsilon=epsilon)
 
 
-@method(paper="arXiv 2504.02546", year=2025, test="test_score_function.py::test_gpg_is_the_loop")
+@method(paper="arXiv 2504.02546", test="test_score_function.py::test_gpg_is_the_loop")
 def gpg(
     scale: Annotated[Scale, PAPER] = "none",
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
@@ -53,9 +42,6 @@ def gpg(
     is not 0, as in verl, which differs from it. resample: replace groups without variance by sampling more prompts (the
     paper does so when the share of valid samples is below 0.6).
     """
-    require_choice("counted_by", counted_by, ("variance", "nonzero"))
-    require_choice("scale", scale, SCALES)
-
     objective = policy_gradient(token_ratio(), log_probability(), token_mean())
     curriculum = DynamicSampling(mixed_groups) if resample else None
     return Algorithm(on_actions(rescaled_to_informative(scale, epsilon, counted_by)), objective, curriculum)

@@ -1,29 +1,20 @@
-"""Group Relative Policy Optimization (DeepSeekMath)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
+from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.objectives.policy_gradient import regularised
 
 
-@method(paper="arXiv 2402.03300", year=2024, test="test_grpo.py::test_worked_example")
+@method(paper="arXiv 2402.03300", test="test_grpo.py::test_worked_example")
 def grpo(
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
@@ -48,14 +39,13 @@ def grpo(
     deviation. The paper does not say which standard deviation; verl, TRL and Tunix use ddof 1, with epsilon 1e-6 (TRL:
     1e-4). Nor does it print the clip range.
 
-    Where implementations differ from the paper: average, see `objectives.averaging.averages.average_by_name`: the
+    Where implementations differ from the paper: average, see `objectives.averages.average_by_name`: the
     paper's "sequence"; "token" in verl and TRL today; "prompt"; "sum"; "constant", by max_length; "slice". dual_clip c
     > 1 bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of the only sample of a group,
     "zero" (TRL) or its "reward" (verl).
     """
     mean = average_by_name(average, max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
-    require_choice("group_of_one", group_of_one, ("zero", "reward"))
     credit = group_relative(scale, ddof=ddof, epsilon=epsilon)
     return Algorithm(
         transform=credit if group_of_one == "zero" else chain(credit, reward_of_singles()),
@@ -63,14 +53,10 @@ def grpo(
     )
 
 
-@part
-def reward_of_singles() -> Transform:
+@stateless_part()
+def reward_of_singles(batch: Trajectories) -> Trajectories:
     """Set the advantage of the only scored sample of a group to its reward."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        count, _, _ = bucket_moments(batch.group, batch.scores)
-        single = (count == 1) & ~jnp.isnan(batch.scores)
-        reward = jnp.where(single, batch.scores, 0.0)[:, None] * batch.action_mask
-        return batch.replace(advantages=jnp.where(single[:, None], reward, batch.need("advantages")))
-
-    return stateless(apply)
+    count, _, _ = bucket_moments(batch.group, batch.scores)
+    single = (count == 1) & ~jnp.isnan(batch.scores)
+    reward = jnp.where(single, batch.scores, 0.0)[:, None] * batch.action_mask
+    return batch.replace(advantages=jnp.where(single[:, None], reward, batch.need("advantages")))

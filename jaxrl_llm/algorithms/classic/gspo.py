@@ -1,22 +1,14 @@
-"""Group Sequence Policy Optimization (GSPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
-from jaxrl_llm.objectives.averaging.averages import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import sequence_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, sequence_ratio
 
 
-@method(paper="arXiv 2507.18071", year=2025, test="test_sequence_level.py::test_gspo_is_the_loop")
+@method(paper="arXiv 2507.18071", test="test_sequence_level.py::test_gspo_is_the_loop")
 def gspo(
     clip_low: Annotated[NonNegative, PAPER] = 3e-4,
     clip_high: Annotated[NonNegative, PAPER] = 4e-4,

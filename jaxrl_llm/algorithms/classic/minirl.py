@@ -1,29 +1,20 @@
-"""MiniRL (Stabilizing Reinforcement Learning with LLMs)."""
-
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Routing
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Routing
+from jaxrl_llm.core.parts import Trajectories
+from jaxrl_llm.objectives import capped, log_probability, policy_gradient, product, sequence_sum, token_ratio, within
 from jaxrl_llm.objectives.off_policy import mismatch
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.objectives.weights import capped, of_scaled_ratio, product, within
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.objectives.weights import of_scaled_ratio
 
 
-@method(paper="arXiv 2512.01374", year=2025, test="test_mismatch.py::test_minirl_is_the_loop")
+@method(paper="arXiv 2512.01374", test="test_mismatch.py::test_minirl_is_the_loop")
 def minirl(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.27,
@@ -44,7 +35,6 @@ def minirl(
     pi_old), or those that pi_old "recompute"s (R2, for the update only); routers go on to weigh them, and to learn. The
     paper found none best with one update a batch, R2 with two, and R3 with four or more. Other models have no routing.
     """
-    require_choice("routing", routing, get_args(Routing))
     weight = product(within(clip_low, clip_high), of_scaled_ratio(capped(cap), mismatch_ratio))
     objective = policy_gradient(token_ratio("old"), log_probability(weight), sequence_sum())
     return Algorithm(group_relative("none"), objective, routing=routing)

@@ -1,22 +1,18 @@
-"""On-Policy RL with Optimal reward baseline (OPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
 import jax
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import PAPER
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import PAPER, AverageName
+from jaxrl_llm.core.parts import Trajectories
 from jaxrl_llm.objectives import log_probability
 
 
-@method(paper="arXiv 2505.23585", year=2025, test="test_score_function.py::test_opo_worked_example_and_loop")
+@method(paper="arXiv 2505.23585", test="test_score_function.py::test_opo_worked_example_and_loop")
 def opo(average: Annotated[AverageName, PAPER] = "sum") -> Algorithm:
     """On-Policy RL with Optimal reward baseline (OPO).
 

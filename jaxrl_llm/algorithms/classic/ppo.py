@@ -1,21 +1,13 @@
-"""Proximal Policy Optimization (PPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.kl_rewards import adaptive_kl, kl_reward
-from jaxrl_llm.advantages.normalisation import normalised_values
-from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Estimator
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, Positive
-from jaxrl_llm.core.transform import Objective, Transform, chain
-from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.advantages import adaptive_kl, generalised_advantages, kl_reward, normalised_values, whiten_advantages
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, Estimator, NonNegative, Positive
+from jaxrl_llm.core.parts import Objective, Transform, chain
+from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio, value_loss
+from jaxrl_llm.utils.errors import is_off
 
 
 def clipped_policy(low: float, high: float, dual: float | None = None) -> Objective:
@@ -28,7 +20,7 @@ def chain_present(*parts: Transform | None) -> Transform:
     return chain(*(part for part in parts if part is not None))
 
 
-@method(paper="arXiv 1707.06347", year=2017, test="test_actor_critic.py::test_ppo_is_its_loop")
+@method(paper="arXiv 1707.06347", test="test_actor_critic.py::test_ppo_is_its_loop")
 def ppo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,
@@ -68,7 +60,6 @@ def ppo(
     Other settings. Paper, for control: gamma 0.99. verl: lam 1, value_clip 0.5, kl_coefficient 0.001, dual_clip 3. TRL:
     value_coefficient 0.1. Under Adam a critic with weights of its own is insensitive to value_coefficient.
     """
-    require_choice("kl_in", kl_in, ("reward", "loss"))
     beta = kl_coefficient if kl_target is None else "kl_coefficient"
     rewarded = kl_in == "reward" and not is_off(beta)
     credit = generalised_advantages(gamma, lam)

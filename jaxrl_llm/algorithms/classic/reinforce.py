@@ -1,44 +1,31 @@
-"""REINFORCE (Simple statistical gradient-following algorithms; before arXiv)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages import discounted_returns
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.advantages.returns import discounted_returns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Baseline
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Objective, chain, stateless
-from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Baseline, Positive
+from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, stateless
+from jaxrl_llm.objectives import capped, log_probability, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.objectives.weights import capped
-from jaxrl_llm.utils.errors import require_choice
 
 
-@part
+@batch_part
 def minus_baseline(
+    batch: Trajectories,
     baseline: Literal["batch", "group", "leave_one_out", "none"],
-) -> Callable[[Trajectories], Trajectories]:
+) -> Trajectories:
     """A function of the batch that subtracts a baseline of `reinforce` from the advantages."""
-
-    def subtract(batch: Trajectories) -> Trajectories:
-        keys = jnp.zeros_like(batch.group) if baseline == "batch" else batch.group
-        kind: Baseline = baseline if baseline == "leave_one_out" or baseline == "none" else "mean"
-        r = batch.scores
-        b = jnp.nan_to_num(r) - above_baseline(r, keys, kind)
-        shifted = batch.need("advantages") - jnp.where(jnp.isnan(r), 0.0, b)[:, None]
-        return batch.replace(advantages=jnp.where(batch.action_mask, shifted, 0.0))
-
-    return subtract
+    keys = jnp.zeros_like(batch.group) if baseline == "batch" else batch.group
+    kind: Baseline = baseline if baseline == "leave_one_out" or baseline == "none" else "mean"
+    r = batch.scores
+    b = jnp.nan_to_num(r) - above_baseline(r, keys, kind)
+    shifted = batch.need("advantages") - jnp.where(jnp.isnan(r), 0.0, b)[:, None]
+    return batch.replace(advantages=jnp.where(batch.action_mask, shifted, 0.0))
 
 
 @method(paper="Machine Learning 8", year=1992, test="test_score_function.py::test_reinforce_is_the_loop")
@@ -60,7 +47,6 @@ def reinforce(
     `average_by_name`. importance_cap: weights min(pi / pi_behaviour, cap) under stop-gradient, for off-policy data;
     None: no weights.
     """
-    require_choice("baseline", baseline, ("batch", "group", "leave_one_out", "none"))
     weight = None if importance_cap is None else capped(importance_cap)
     objective = averaged_gradient(log_probability(weight), average)
 

@@ -1,19 +1,15 @@
-"""REINFORCE++ (Critic-Free Policy Optimization with Global Advantage Normalization)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.returns import discounted_returns, whiten_advantages
+from jaxrl_llm.advantages import discounted_returns, whiten_advantages
 from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 
-@method(paper="arXiv 2501.03262", year=2025, test="test_critic_free.py::test_reinforce_plus_plus_is_the_loop")
+@method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_is_the_loop")
 def reinforce_plus_plus(
     kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
     gamma: Annotated[float, PAPER] = 1.0,

@@ -1,20 +1,15 @@
-"""REINFORCE++ with a group baseline (REINFORCE++)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.returns import whiten_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.advantages import group_relative, whiten_advantages
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 
 
-@method(paper="arXiv 2501.03262", year=2025, test="test_critic_free.py::test_reinforce_plus_plus_baseline_is_the_loop")
+@method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_baseline_is_the_loop")
 def reinforce_plus_plus_baseline(
     kl_coefficient: Annotated[NonNegative, OURS] = 0.001,
     over: Annotated[Literal["sequences", "tokens"], PAPER] = "sequences",

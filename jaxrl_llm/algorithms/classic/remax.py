@@ -1,42 +1,29 @@
-"""ReMax (A Simple, Effective, and Efficient RL Method for Aligning LLMs)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import stateless
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, batch_part, stateless
 from jaxrl_llm.objectives import log_probability
 
 
-@part
-def above_greedy(gamma: float, reward_clip: float | None) -> Callable[[Trajectories], Trajectories]:
+@batch_part
+def above_greedy(batch: Trajectories, gamma: float, reward_clip: float | None) -> Trajectories:
     """A function of the batch that writes the advantages of `remax`."""
-
-    def advantage(batch: Trajectories) -> Trajectories:
-        r = jnp.nan_to_num(batch.scores - batch.need("greedy_reward"))
-        r = r if reward_clip is None else jnp.clip(r, -reward_clip, reward_clip)
-        left = jnp.maximum(batch.lengths[:, None] - 1 - batch.action_index, 0.0)
-        own = 0.0 if batch.token_rewards is None else batch.token_rewards
-        scored = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
-        return batch.replace(advantages=jnp.where(scored, jnp.power(gamma, left) * r[:, None] + own, 0.0))
-
-    return advantage
+    r = jnp.nan_to_num(batch.scores - batch.need("greedy_reward"))
+    r = r if reward_clip is None else jnp.clip(r, -reward_clip, reward_clip)
+    left = jnp.maximum(batch.lengths[:, None] - 1 - batch.action_index, 0.0)
+    own = 0.0 if batch.token_rewards is None else batch.token_rewards
+    scored = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
+    return batch.replace(advantages=jnp.where(scored, jnp.power(gamma, left) * r[:, None] + own, 0.0))
 
 
-@method(paper="arXiv 2310.10505", year=2023, test="test_score_function.py::test_remax_is_the_loop")
+@method(paper="arXiv 2310.10505", test="test_score_function.py::test_remax_is_the_loop")
 @presets(
     paper={"gamma": 1.0, "reward_clip": None, "average": "sum"},
     code={"gamma": 0.99, "reward_clip": 5.0, "average": "token"},

@@ -1,23 +1,16 @@
-"""REINFORCE Leave-One-Out (Back to Basics: Revisiting REINFORCE Style Optimization)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import above_baseline, on_actions, standardised
-from jaxrl_llm.advantages.kl_rewards import kl_reward
+from jaxrl_llm.advantages import kl_reward, on_actions
+from jaxrl_llm.advantages.group import above_baseline, standardised
 from jaxrl_llm.advantages.returns import terminal_rewards
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
+from jaxrl_llm.core.parts import Trajectories, Transform, batch_part, chain
 from jaxrl_llm.objectives import (
     clip,
     log_probability,
@@ -28,22 +21,18 @@ from jaxrl_llm.objectives import (
     token_mean,
     token_ratio,
 )
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.utils.errors import is_off
 
 
-@part
-def leave_one_out(normalise: bool, epsilon: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def leave_one_out(batch: Trajectories, normalise: bool, epsilon: float) -> jax.Array:
     """A function `batch -> f32[N]`: the total reward minus the mean of the group's others."""
-
-    def advantage(batch: Trajectories) -> jax.Array:
-        R = _total_reward(batch)
-        A = above_baseline(R, batch.group, "leave_one_out")
-        return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
-
-    return advantage
+    R = _total_reward(batch)
+    A = above_baseline(R, batch.group, "leave_one_out")
+    return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
 
 
-@method(paper="arXiv 2402.14740", year=2024, test="test_score_function.py::test_rloo_is_the_loop")
+@method(paper="arXiv 2402.14740", test="test_score_function.py::test_rloo_is_the_loop")
 def rloo(
     kl_coefficient: Annotated[NonNegative, PAPER] = 0.03,
     loss: Annotated[Literal["policy_gradient", "sequence_clip", "token_clip"], PAPER] = "policy_gradient",
@@ -63,7 +52,6 @@ def rloo(
     token mean. normalise: (A - mean) / (std + epsilon) over the batch (an option of TRL). TRL's kl_coefficient is 0.05.
     The advantage of a group of one is 0 (verl's loop version: its reward).
     """
-    require_choice("loss", loss, ("policy_gradient", "sequence_clip", "token_clip"))
     clipped = clip(clip_range, clip_range)
     objective = {
         "policy_gradient": policy_gradient(token_ratio(), log_probability(), sequence_sum()),

@@ -1,5 +1,3 @@
-"""Supervised fine-tuning (SFT)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -7,20 +5,16 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, stateless
-from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
-from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
+from jaxrl_llm.objectives import imitation, token_mean
+from jaxrl_llm.objectives.averages import averaged
 from jaxrl_llm.rollouts.guidance.responses import written_completions
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(paper="arXiv 2109.01652", year=2021, test="test_supervised.py::test_sft_by_loop")
+@method(paper="arXiv 2109.01652", test="test_supervised.py::test_sft_by_loop")
 @run_settings(*given_responses(1))
 def sft(
     column: Annotated[str | None, OURS] = None,

@@ -1,21 +1,17 @@
-"""Value-based Augmented PPO (VAPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.returns import generalised_advantages, length_adaptive, whiten_advantages
+from jaxrl_llm.advantages import generalised_advantages, length_adaptive, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present, clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
-from jaxrl_llm.objectives.penalties import imitation, right_answers
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.objectives import imitation, value_loss
+from jaxrl_llm.objectives.averages import count_tokens, mean_by
+from jaxrl_llm.objectives.penalties import right_answers
 
 
-@method(paper="arXiv 2504.05118", year=2025, test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
+@method(paper="arXiv 2504.05118", test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
 def vapo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.28,

@@ -1,19 +1,15 @@
-"""Value-Calibrated PPO (VC-PPO, What's Behind PPO's Collapse in Long-CoT?)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
+from jaxrl_llm.advantages import generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present, clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.objectives import value_loss
 
 
-@method(paper="arXiv 2503.01491", year=2025, test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
+@method(paper="arXiv 2503.01491", test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
 def vc_ppo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,

@@ -1,29 +1,20 @@
-"""Advantage Dynamics via Online Rollout Adaptation (ADORA)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import weigh_advantages
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Rule
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Rule
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2602.10019", year=2026, test="test_shaped_reward.py::test_adora_against_a_loop")
+@method(paper="arXiv 2602.10019", test="test_shaped_reward.py::test_adora_against_a_loop")
 def adora(
     rule: Annotated[Rule, CODE] = "length",
     weight: Annotated[float, CODE] = 1.0,
@@ -51,8 +42,6 @@ def adora(
     success 1.01. The rest is GRPO with clip_low, clip_high, kl_coefficient and average (the code for images has
     "sequence").
     """
-    require_choice("rule", rule, RULES)
-    require_choice("edges", edges, EDGES)
     longest = 4054.0 if max_length is None else max_length
 
     transform = chain(
@@ -118,8 +107,9 @@ def promising(
     return {"length": gain, "difficulty": difficult, "or": gain | difficult, "and": gain & difficult}[rule]
 
 
-@part
+@batch_part
 def weight_of_promise(
+    b: Trajectories,
     rule: Rule,
     weight: float,
     other_weight: float,
@@ -127,12 +117,8 @@ def weight_of_promise(
     hard: float,
     edges: Literal["strict", "lenient"],
     longest: float,
-) -> Callable[[Trajectories], Array]:
+) -> Array:
     """A function `batch -> f32[N]`: the weight of a prompt that satisfies a rule of `adora`, or the other."""
-
-    def factor(b: Trajectories) -> Array:
-        cut_off = b.truncated | (b.lengths >= longest)
-        now = promising(b.scores, b.lengths, cut_off, b.group, rule=rule, success=success, hard=hard, edges=edges)
-        return jnp.where(now, weight, other_weight)
-
-    return factor
+    cut_off = b.truncated | (b.lengths >= longest)
+    now = promising(b.scores, b.lengths, cut_off, b.group, rule=rule, success=success, hard=hard, edges=edges)
+    return jnp.where(now, weight, other_weight)

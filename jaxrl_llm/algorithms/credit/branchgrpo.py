@@ -1,5 +1,3 @@
-"""BranchGRPO (Stable and Efficient GRPO with Structured Branching in Diffusion Models)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,16 +8,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, shared_once, tree_credit
 from jaxrl_llm.advantages.trees.values import Tree, node_values, scored_tree, shares, tree_of
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Range
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import tree
-from jaxrl_llm.utils.errors import InputError, require_choice, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 def numbers_in(name: str, text: str) -> list[float]:
@@ -36,7 +30,6 @@ def numbers_in(name: str, text: str) -> list[float]:
 
 @method(
     paper="arXiv 2509.06040",
-    year=2025,
     test="test_trees.py::test_branchgrpo_against_a_loop",
     beside={"images": ("the sampler of images and its noise; segments of texts take their place", "diffusion")},
 )
@@ -66,7 +59,6 @@ def branchgrpo(
     last fork, or of the group's best and worst ("extremes"); skip_depths, all segments at these depths, from 0, such as
     "0,1". The sampler of images and its noise are out of scope. Rollout: `rollouts.trees.tree`.
     """
-    require_choice("keep", keep, ("all", "best", "extremes"))
     pruned = [] if keep == "all" else [last_segments_kept(keep)]
     pruned += [depths_out(tuple(map(int, numbers_in("skip_depths", skip_depths))))] if skip_depths else []
     return Algorithm(
@@ -110,7 +102,6 @@ def by_depth(
     fusion: Literal["mean", "softmax"] = "mean", alpha: NonNegative = 1.0, epsilon: float = 1e-8
 ) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N, L]`: `depth_advantages`."""
-    require_choice("fusion", fusion, ("mean", "softmax"))
     return lambda batch: depth_advantages(batch, fusion, alpha, epsilon)
 
 
@@ -125,23 +116,18 @@ def depths_out(depths: tuple[int, ...]) -> Transform:
     return stateless(apply, NODE)
 
 
-@part
-def last_segments_kept(keep: Literal["best", "extremes"]) -> Transform:
+@stateless_part(NODE)
+def last_segments_kept(batch: Trajectories, keep: Literal["best", "extremes"]) -> Trajectories:
     """Drop the last segments of all rows but some: those of the best leaves of each last fork, or of the group's best
     and worst leaves ("extremes"). Of equal rewards all are kept."""
-    require_choice("keep", keep, ("best", "extremes"))
-
-    def apply(batch: Trajectories) -> Trajectories:
-        tree, r = scored_tree(batch), batch.scores
-        fork = tree.root if keep == "extremes" else jnp.max(jnp.where(tree.last, tree.parent, -1), axis=1)
-        fork = jnp.where(fork < 0, tree.root, fork)
-        best = jax.ops.segment_max(jnp.where(jnp.isnan(r), -jnp.inf, r), fork, num_segments=tree.bound)[fork]
-        kept = r >= best
-        if keep == "extremes":
-            kept |= r <= jax.ops.segment_min(jnp.where(jnp.isnan(r), jnp.inf, r), fork, num_segments=tree.bound)[fork]
-        return batch.replace(weights=batch.loss_weights * (kept[:, None] | ~tree.last))
-
-    return stateless(apply, NODE)
+    tree, r = scored_tree(batch), batch.scores
+    fork = tree.root if keep == "extremes" else jnp.max(jnp.where(tree.last, tree.parent, -1), axis=1)
+    fork = jnp.where(fork < 0, tree.root, fork)
+    best = jax.ops.segment_max(jnp.where(jnp.isnan(r), -jnp.inf, r), fork, num_segments=tree.bound)[fork]
+    kept = r >= best
+    if keep == "extremes":
+        kept |= r <= jax.ops.segment_min(jnp.where(jnp.isnan(r), jnp.inf, r), fork, num_segments=tree.bound)[fork]
+    return batch.replace(weights=batch.loss_weights * (kept[:, None] | ~tree.last))
 
 
 def segment_sums(tree: Tree, values: Array) -> Array:

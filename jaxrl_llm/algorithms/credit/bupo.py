@@ -1,35 +1,22 @@
-"""Bottom-up Policy Optimization (BuPO)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import CODE, PAPER, AboveOne, Count, NonNegative
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import chain, control, counted
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, control, counted, part, step_part
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, sequence_mean, token_mean, token_ratio
-from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def internal_phase(internal_steps: float) -> Callable[[jax.Array, Trajectories], Trajectories]:
+@step_part
+def internal_phase(step: jax.Array, batch: Trajectories, internal_steps: float) -> Trajectories:
     """A function `(step, batch) -> batch`: the control "internal" is 1 in the first steps, then 0."""
-
-    def phase(step: jax.Array, batch: Trajectories) -> Trajectories:
-        return batch.with_controls(internal=(step < internal_steps).astype(jnp.float32))
-
-    return phase
+    return batch.with_controls(internal=(step < internal_steps).astype(jnp.float32))
 
 
 @part
@@ -43,7 +30,7 @@ def internal_ratio(layer: int) -> Ratio:
     return Ratio(ratio, frozenset({f"internal_logp:{layer}"}))
 
 
-@method(paper="arXiv 2512.19673", year=2025, test="test_token_credit.py::test_bupo_against_a_loop")
+@method(paper="arXiv 2512.19673", test="test_token_credit.py::test_bupo_against_a_loop")
 @presets(paper={"average": "sequence", "dual_clip": None}, code={"average": "token", "dual_clip": 10.0})
 def bupo(
     layer: Annotated[Count, PAPER] = 6,
@@ -66,8 +53,6 @@ def bupo(
     paper's internal_steps is 30 of 300, its layer 6 for Qwen3-4B and 8B: the last one whose feed-forward block raises
     the entropy of the unembedded distribution.
     """
-    require_choice("average", average, ("sequence", "token"))
-
     mean = sequence_mean() if average == "sequence" else token_mean()
     objective = policy_gradient(internal_ratio(layer), clip(clip_low, clip_high, dual_clip), mean)
     return Algorithm(chain(group_relative(), counted(internal_phase(internal_steps))), objective)

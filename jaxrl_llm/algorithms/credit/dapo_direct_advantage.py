@@ -1,5 +1,3 @@
-"""Direct Advantage Policy Optimization (not the DAPO of decoupled clips)."""
-
 from __future__ import annotations
 
 from asyncio import gather
@@ -10,22 +8,17 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings, several_steps
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments
 from jaxrl_llm.core.coefficient import control
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, PositiveNumber
 from jaxrl_llm.core.objective import Objective
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Transform, counted
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.episode import given
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
 from jaxrl_llm.utils.errors import InputError
 

@@ -1,27 +1,17 @@
-"""Decoupled GRPO (Thinkless: LLM Learns When to Think)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.averaging.token_groups import Tokens, token_groups
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative
+from jaxrl_llm.core.parts import part
+from jaxrl_llm.objectives import clip, policy_gradient, token_groups, token_mean, token_ratio
+from jaxrl_llm.objectives.averages import Tokens
+from jaxrl_llm.objectives.policy_gradient import regularised
 
 
-@method(
-    paper="arXiv 2505.13379",
-    year=2025,
-    test="test_group_relative.py::test_degrpo_is_the_loop",
-)
+@method(paper="arXiv 2505.13379", test="test_group_relative.py::test_degrpo_is_the_loop")
 def degrpo(
     control_weight: Annotated[NonNegative, CODE] = 0.001,
     control_tokens: Annotated[int, OURS] = 1,

@@ -1,5 +1,3 @@
-"""Distribution Guided Policy Optimization (DGPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,17 +6,11 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import revised
+from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, AverageName, NonNegative, Number, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, part
 from jaxrl_llm.objectives import clip
 
 
@@ -38,7 +30,7 @@ def guided_by_reference(
     return guided
 
 
-@method(paper="arXiv 2605.03327", year=2026, test="test_token_credit.py::test_dgpo_against_a_loop")
+@method(paper="arXiv 2605.03327", test="test_token_credit.py::test_dgpo_against_a_loop")
 def dgpo_distribution_guided(
     tau: Annotated[Positive, PAPER] = 0.5,
     kappa: Annotated[NonNegative, PAPER] = 1.0,

@@ -1,48 +1,41 @@
-"""Token-Level Entropy-Regulated Policy Optimization (ERPO)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.filters import drop_uniform_groups
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import revised, standard_scores
+from jaxrl_llm.advantages import drop_uniform_groups, group_relative, revised
+from jaxrl_llm.advantages.multipliers import standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, NonNegative, Number
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.utils.errors import require_choice
 
 
-@part
+@batch_part
 def regulated_by_progress(
-    gamma: float, eta: float, beta: float, buckets: int, compose: Literal["additive", "multiplicative"], epsilon: float
-) -> Callable[[Trajectories], jax.Array]:
+    batch: Trajectories,
+    gamma: float,
+    eta: float,
+    beta: float,
+    buckets: int,
+    compose: Literal["additive", "multiplicative"],
+    epsilon: float,
+) -> jax.Array:
     """A function `batch -> f32[N, L]`: the advantages of `erpo_entropy_regulated`, from those of the group."""
-
-    def progressed(batch: Trajectories) -> jax.Array:
-        mask = scored_actions(batch)
-        W = jax.nn.sigmoid(gamma * standard_scores(batch.need("entropy"), mask, batch.group, epsilon=epsilon))
-        s = beta * log_ratio(batch.behaviour_logp, batch.need("reference_logp"), mask)
-        keys = position_keys(batch.group, batch.action_index, batch.lengths, buckets)
-        s = standard_scores(s, mask, keys, epsilon=epsilon)
-        return regulated(batch.need("advantages"), W, s, mask, eta, compose)
-
-    return progressed
+    mask = scored_actions(batch)
+    W = jax.nn.sigmoid(gamma * standard_scores(batch.need("entropy"), mask, batch.group, epsilon=epsilon))
+    s = beta * log_ratio(batch.behaviour_logp, batch.need("reference_logp"), mask)
+    keys = position_keys(batch.group, batch.action_index, batch.lengths, buckets)
+    s = standard_scores(s, mask, keys, epsilon=epsilon)
+    return regulated(batch.need("advantages"), W, s, mask, eta, compose)
 
 
-@method(paper="arXiv 2603.28204", year=2026, test="test_entropy_credit.py::test_erpo_against_a_loop")
+@method(paper="arXiv 2603.28204", test="test_entropy_credit.py::test_erpo_against_a_loop")
 def erpo_entropy_regulated(
     gamma: Annotated[NonNegative, CODE] = 5.0,
     eta: Annotated[NonNegative, CODE] = 0.2,
@@ -67,8 +60,6 @@ def erpo_entropy_regulated(
     us: a token mean, with PPO's clip (clip_low, clip_high). beta cancels in s~ except through epsilon. The authors
     released no code; "code" below is that re-implementation.
     """
-    require_choice("compose", compose, COMPOSITIONS)
-
     return Algorithm(
         transform=chain(
             group_relative(),

@@ -17,44 +17,35 @@ from jaxrl_llm.advantages.filters import drop_rows, mixed_groups, uniform_groups
 from jaxrl_llm.advantages.group import group_advantage, on_actions
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import AboveOne, Count, Fraction, NonNegative, Range
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, stateless
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.clips.token_clip import Bounds, token_clip
+from jaxrl_llm.core.kinds import CODE, OURS, AboveOne, Count, Fraction, NonNegative, Number, Range
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless
+from jaxrl_llm.objectives import policy_gradient, token_clip, token_mean, token_ratio
+from jaxrl_llm.objectives.surrogates import Bounds
 from jaxrl_llm.rollouts.hooked import hooked
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Rollout, group
 
 
-@part
-def with_entropy_levels(pivot: float, tau: float = 0.0) -> Callable[[Trajectories], Trajectories]:
+@batch_part
+def with_entropy_levels(batch: Trajectories, pivot: float, tau: float = 0.0) -> Trajectories:
     """A function of the batch that writes info["entropy_level"] f32[N, L], the h of `hapo_heterogeneous`.
 
     Its scale goes into controls, with `tau`, for the temperature of the next samples (`entropy_levels`).
     """
-
-    def levels(batch: Trajectories) -> Trajectories:
-        entropy = jnp.where(batch.action_mask, batch.need("entropy"), 1.0)
-        counted = scored_actions(batch) & (batch.loss_weights != 0)
-        scale = log_entropy_scale(entropy, counted, pivot)
-        level = entropy_level(entropy, scale)
-        strength = jnp.where(jnp.any(counted), tau, 0.0)
-        batch = batch.with_controls(**dict(zip(ENTRIES, [*scale, strength], strict=True)))
-        # The scale ignores unscored and dropped rows; their own levels do not matter.
-        return batch.with_info(entropy_level=jnp.where(batch.action_mask, jnp.clip(level, -1.0, 1.0), 0.0))
-
-    return levels
+    entropy = jnp.where(batch.action_mask, batch.need("entropy"), 1.0)
+    counted = scored_actions(batch) & (batch.loss_weights != 0)
+    scale = log_entropy_scale(entropy, counted, pivot)
+    level = entropy_level(entropy, scale)
+    strength = jnp.where(jnp.any(counted), tau, 0.0)
+    batch = batch.with_controls(**dict(zip(ENTRIES, [*scale, strength], strict=True)))
+    # The scale ignores unscored and dropped rows; their own levels do not matter.
+    return batch.with_info(entropy_level=jnp.where(batch.action_mask, jnp.clip(level, -1.0, 1.0), 0.0))
 
 
-@method(paper="arXiv 2509.16591", year=2025, test="test_entropy_credit.py::test_hapo_against_a_loop")
+@method(paper="arXiv 2509.16591", test="test_entropy_credit.py::test_hapo_against_a_loop")
 def hapo_heterogeneous(
     pivot: Annotated[Fraction, CODE] = 0.8,
     advantage_strength: Annotated[NonNegative, CODE] = 1.0,

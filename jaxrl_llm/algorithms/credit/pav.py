@@ -1,8 +1,5 @@
-"""Process Advantage Verifiers (Rewarding Progress)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -11,31 +8,23 @@ from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.trees.credit import tree_credit
 from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.credit.spo_segment import STATES
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RECALLED, Count, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
 from jaxrl_llm.core.reference import ReferenceRule, model_names
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import valued
 
 
-@part
-def outcome_and_progress(k: int, strength: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def outcome_and_progress(batch: Trajectories, k: int, strength: float) -> Array:
     """A function `batch -> f32[N, L]`: the advantages of `pav`."""
-
-    def credit(batch: Trajectories) -> Array:
-        progress = gains(*state_values(batch, lambda value: best_of(value, k)))
-        return above_baseline(batch.scores, batch.group)[:, None] + strength * progress
-
-    return credit
+    progress = gains(*state_values(batch, lambda value: best_of(value, k)))
+    return above_baseline(batch.scores, batch.group)[:, None] + strength * progress
 
 
 @method(
     paper="arXiv 2410.08146",
-    year=2024,
     test="test_trees.py::test_pav_worked_example",
     beside={"verifier": ("a verifier that learns the estimates; they are made anew", "a model of values")},
 )

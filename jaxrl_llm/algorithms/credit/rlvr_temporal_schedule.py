@@ -1,5 +1,3 @@
-"""RLVR-Schedule (Not only where, But when: Temporal Scheduling for RLVR)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,26 +6,20 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus
-from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, counted
+from jaxrl_llm.advantages.schedules import fade, progress
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AtLeastOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.selection import keep_weighted
 from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.rows import keep_weighted
-from jaxrl_llm.selection.tokens import late_tokens, top_tokens
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.selection.rows import late_tokens, top_tokens
 
 
 @method(
     paper="arXiv 2605.25381",
-    year=2026,
     test="test_token_credit.py::test_rlvr_schedule_against_a_loop",
     beside={"prefix": ("the fourth rule, prefixes of given solutions", "a rollout with prefixes")},
 )
@@ -59,8 +51,6 @@ def rlvr_temporal_schedule(
     code moves the dropped tokens into the prompt instead of masking them; its fourth rule, a prefix of a given solution
     as context, requires a special rollout. alpha and kappa are those of its scripts (its library has 1 and 1).
     """
-    require_choice("rule", rule, ("percentile", "forking", "bonus"))
-    require_choice("shape", shape, SHAPES)
     steps = 100 if total_steps is None else total_steps
 
     x = fading(steps, start, end, magnitude, shape, power)
@@ -82,25 +72,17 @@ def fading(
     return lambda step: fade(progress(step, steps, start, end), magnitude, shape, power)
 
 
-@part
-def chosen_tokens(strength: Schedule, rule: str) -> Callable[[jax.Array, Trajectories], jax.Array]:
+@step_part
+def chosen_tokens(step: jax.Array, batch: Trajectories, strength: Schedule, rule: str) -> jax.Array:
     """A function `(step, batch) -> bool[N, L]`: the tokens of rule "percentile" or "forking"."""
-
-    def chosen(step: jax.Array, batch: Trajectories) -> jax.Array:
-        x = strength(step)
-        if rule == "percentile":
-            return late_tokens(batch.action_index, batch.lengths, x)
-        return top_tokens(batch.need("entropy"), batch.action_mask, 1 - x, token_noise(batch, step), "row")
-
-    return chosen
+    x = strength(step)
+    if rule == "percentile":
+        return late_tokens(batch.action_index, batch.lengths, x)
+    return top_tokens(batch.need("entropy"), batch.action_mask, 1 - x, token_noise(batch, step), "row")
 
 
-@part
-def entropy_bonus(strength: Schedule, alpha: float, kappa: float) -> Callable[[jax.Array, Trajectories], Trajectories]:
+@step_part
+def entropy_bonus(step: jax.Array, batch: Trajectories, strength: Schedule, alpha: float, kappa: float) -> Trajectories:
     """A function `(step, batch) -> batch` with the advantages of rule "bonus"."""
-
-    def with_bonus(step: jax.Array, batch: Trajectories) -> Trajectories:
-        A, H = batch.need("advantages"), jnp.where(batch.action_mask, batch.need("entropy"), 0.0)
-        return batch.replace(advantages=A + strength(step) * (capped_bonus(A, alpha * H, 1 / kappa) - A))
-
-    return with_bonus
+    A, H = batch.need("advantages"), jnp.where(batch.action_mask, batch.need("entropy"), 0.0)
+    return batch.replace(advantages=A + strength(step) * (capped_bonus(A, alpha * H, 1 / kappa) - A))

@@ -1,5 +1,3 @@
-"""Segment Policy Optimization (SPO-chain and SPO-tree)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,16 +8,11 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.trees.credit import EQUAL, edges, shared_once, tree_credit
 from jaxrl_llm.advantages.trees.values import gains, state_values
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Range, check_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, Fraction, NonNegative, Range, check_moments
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import tree, valued
-from jaxrl_llm.utils.errors import require_choice
 
 STATES = frozenset({"node", "state_value"})
 
@@ -30,7 +23,7 @@ def segment_gains() -> Callable[[Trajectories], Array]:
     return lambda batch: gains(*state_values(batch))
 
 
-@method(paper="arXiv 2505.23564", year=2025, test="test_trees.py::test_spo_against_loops")
+@method(paper="arXiv 2505.23564", test="test_trees.py::test_spo_against_loops")
 def spo_segment(
     form: Annotated[Literal["chain", "tree"], PAPER] = "chain",
     below: Annotated[float, PAPER] = 0.9,
@@ -61,8 +54,6 @@ def spo_segment(
     and A whitened over M. The first segment begins at the prompt, whose value is estimated as well, as in the paper;
     the released code gives no advantage to the tokens before the first cut. Rollout: `rollouts.trees.valued` or `tree`.
     """
-    require_choice("form", form, ("chain", "tree"))
-    require_choice("scale", scale, ("none", "std"))
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3", average=token_mean())
     if form == "tree":

@@ -1,5 +1,3 @@
-"""Tree-based Policy Optimization (TreePO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,27 +5,21 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.filters import drop_uniform_groups, mixed_groups
-from jaxrl_llm.advantages.returns import whiten_advantages
+from jaxrl_llm.advantages import drop_uniform_groups, whiten_advantages
+from jaxrl_llm.advantages.filters import mixed_groups
 from jaxrl_llm.advantages.trees.credit import EQUAL, tree_credit
 from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AboveOne, Count, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.core.rules import DynamicSampling
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 from jaxrl_llm.rollouts.trees import budgeted_tree
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
     paper="arXiv 2508.17445",
-    year=2025,
     test="test_trees.py::test_treepo_against_a_loop",
     beside={"splits": ("the variant that splits by log-probabilities", "forks by log-probabilities")},
 )
@@ -66,7 +58,6 @@ def treepo(
     max_length - overlong_buffer. A prompt with one leaf has advantage 0, where the code has A = r. The first split is
     random; the paper's variant that splits by log-probabilities is left out. Rollout: `rollouts.trees.budgeted_tree`.
     """
-    require_choice("credit", credit, ("leaf", "segment"))
     steps = [drop_uniform_groups()] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None and overlong_buffer < max_length:
         steps.append(soft_overlong_penalty(max_length, overlong_buffer))
@@ -124,7 +115,6 @@ def over_subtrees(
     weighting: Literal["average", "size"] = "average", drop_equal: bool = False
 ) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N]`: `subtree_advantages`."""
-    require_choice("weighting", weighting, ("average", "size"))
     return lambda batch: subtree_advantages(batch, weighting, drop_equal)
 
 

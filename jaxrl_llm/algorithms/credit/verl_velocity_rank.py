@@ -1,5 +1,3 @@
-"""Velocity-Exploiting Rank-Learning (VERL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
@@ -7,22 +5,16 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Fraction, NonNegative
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
 
 
-@method(paper="arXiv 2509.23808", year=2025, test="test_token_credit.py::test_verl_against_a_loop")
+@method(paper="arXiv 2509.23808", test="test_token_credit.py::test_verl_against_a_loop")
 def verl_velocity_rank(
     gain: Annotated[NonNegative, CODE] = 2.0,
     coefficient: Annotated[NonNegative, CODE] = 1.0,
@@ -60,12 +52,6 @@ def verl_velocity_rank(
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)
 
 
-PLACES = ("all", "last")
-
-
-STARTS = ("zero", "first")
-
-
 def rank_potential(measures: jax.Array, centre: jax.Array, gain: jax.Array | float) -> jax.Array:
     """b phi_ER + (1 - b) phi_ERV, f32[N]: weigh rank (explore) against velocity (exploit) by acceleration (2509.23808).
 
@@ -96,8 +82,6 @@ def rank_bonus(
     starts at "zero", or at the mean of the "first" batch. place: bonus on "all" tokens of a row, or on the "last".
     Reads info["effective_rank"] f32[N, 3]. State: mu f32[3] and the number of batches seen.
     """
-    require_choice("place", place, PLACES)
-    require_choice("start", start, STARTS)
 
     def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
         centre, seen = state

@@ -1,5 +1,3 @@
-"""Boundary-Guided Policy Optimization (BGPO) of masked-diffusion language models."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -7,19 +5,14 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, ZeroOrOne
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
-from jaxrl_llm.core.transform import Metrics, Objective
-from jaxrl_llm.objectives.averaging.averages import averaged, sequence_mean
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, Positive, Scale, ZeroOrOne
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means
+from jaxrl_llm.objectives.averages import averaged, sequence_mean
 
 
-@method(paper="arXiv 2510.11683", year=2025, test="test_diffusion.py::test_bgpo_is_the_loop")
+@method(paper="arXiv 2510.11683", test="test_diffusion.py::test_bgpo_is_the_loop")
 def bgpo(
     samples: Annotated[Count, PAPER] = 16,
     largest: Annotated[Positive, OURS] = 5.0,

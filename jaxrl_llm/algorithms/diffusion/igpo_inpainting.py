@@ -1,5 +1,3 @@
-"""Inpainting Guided Policy Optimization (IGPO) of masked-diffusion language models."""
-
 from __future__ import annotations
 
 from asyncio import gather
@@ -10,24 +8,15 @@ from typing import Annotated
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import sequence_ratio
-from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
+from jaxrl_llm.core.kinds import CODE, OURS, Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, token_mean
+from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, none_succeed, repair, succeeds
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError
 
 CHUNK = (5, 10)  # tokens of a piece of the trace, from and to
@@ -36,7 +25,6 @@ STRETCH = 1.5  # at most, of the distances between pieces
 
 @method(
     paper="arXiv 2509.10396",
-    year=2025,
     test="test_diffusion.py::test_igpo_fixes_parts_of_a_trace_and_learns_the_uncertain_ones",
     beside={
         "sft": ("the supervised start on rewritten short traces", "masked_sft, run before"),
@@ -146,20 +134,16 @@ def given_places(
     return tuple(out.tolist())
 
 
-@part
-def uncertain_where_given(keep: Fraction = 0.2) -> Transform:
+@stateless_part({"guided"})
+def uncertain_where_given(batch: Trajectories, keep: Fraction = 0.2) -> Trajectories:
     """Drop the given tokens, info["inpainted"], of a row but those of the `keep` share with the largest entropies.
 
     At least one stays in a row that has some. Entropies are the sampler's, `batch.entropy`.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        if "inpainted" not in (batch.info or {}):  # none was, in the whole batch
-            return batch
-        given = (jnp.nan_to_num(batch.need("inpainted")) > 0) & batch.action_mask
-        entropy = jnp.where(given, batch.need("entropy"), -jnp.inf)
-        rank = jnp.argsort(jnp.argsort(-entropy, axis=1, stable=True), axis=1)
-        most = jnp.maximum(jnp.floor(keep * jnp.sum(given, axis=1) + 1e-6), 1)
-        return batch.replace(weights=jnp.where(given & (rank >= most[:, None]), 0.0, batch.loss_weights))
-
-    return stateless(apply, frozenset({"guided"}))
+    if "inpainted" not in (batch.info or {}):  # none was, in the whole batch
+        return batch
+    given = (jnp.nan_to_num(batch.need("inpainted")) > 0) & batch.action_mask
+    entropy = jnp.where(given, batch.need("entropy"), -jnp.inf)
+    rank = jnp.argsort(jnp.argsort(-entropy, axis=1, stable=True), axis=1)
+    most = jnp.maximum(jnp.floor(keep * jnp.sum(given, axis=1) + 1e-6), 1)
+    return batch.replace(weights=jnp.where(given & (rank >= most[:, None]), 0.0, batch.loss_weights))

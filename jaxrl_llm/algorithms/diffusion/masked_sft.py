@@ -1,5 +1,3 @@
-"""Supervised fine-tuning of masked-diffusion language models (LLaDA)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -8,19 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, stateless
-from jaxrl_llm.objectives.averaging.averages import averaged, sequence_mean
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
+from jaxrl_llm.objectives.averages import averaged, sequence_mean
 from jaxrl_llm.rollouts.guidance.responses import written_completions
 
 
-@method(paper="arXiv 2502.09992", year=2025, test="test_diffusion.py::test_masked_sft_is_the_loop")
+@method(paper="arXiv 2502.09992", test="test_diffusion.py::test_masked_sft_is_the_loop")
 @run_settings(*given_responses(1))
 def masked_sft(
     samples: Annotated[Count, PAPER] = 1,

@@ -1,27 +1,18 @@
-"""Generalised knowledge distillation on the student's own samples (GKD)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Fraction
+from jaxrl_llm.core.parts import chain, part
+from jaxrl_llm.objectives import distillation
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.distillation.divergences import SupportOf
-from jaxrl_llm.objectives.distillation.teachers import distillation
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, group
 
 
-@method(paper="arXiv 2306.13649", year=2023, test="test_distilled.py::test_gkd_is_its_loop")
+@method(paper="arXiv 2306.13649", test="test_distilled.py::test_gkd_is_its_loop")
 def gkd(
     beta: Annotated[Fraction, PAPER] = 0.5,
     student_share: Annotated[Fraction, OURS] = 1.0,

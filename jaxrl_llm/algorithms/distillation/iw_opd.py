@@ -1,20 +1,15 @@
-"""Importance-weighted on-policy distillation (IW-OPD)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, NonNegative
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives.distillation.sampled_tokens import iw_opd_advantage
 from jaxrl_llm.objectives.distillation.teachers import Gain, towards_teacher
 
 
-@method(paper="arXiv 2606.22600", year=2026, test="test_distilled.py::test_iw_opd_is_its_loop")
+@method(paper="arXiv 2606.22600", test="test_distilled.py::test_iw_opd_is_its_loop")
 def iw_opd(gamma: Annotated[NonNegative, CODE] = 0.5) -> Algorithm:
     """Importance-weighted on-policy distillation (IW-OPD).
 

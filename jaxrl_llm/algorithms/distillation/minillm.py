@@ -1,25 +1,19 @@
-"""MiniLLM: the policy gradient of the reverse divergence from a teacher."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
 import jax
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import clip, token_ratio
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.parts import chain, part
+from jaxrl_llm.objectives import clip, distillation, token_ratio, towards_teacher
 from jaxrl_llm.objectives.distillation.sampled_tokens import minillm_advantage
-from jaxrl_llm.objectives.distillation.teachers import Gain, distillation, towards_teacher
+from jaxrl_llm.objectives.distillation.teachers import Gain
 
 
 @method(
     paper="arXiv 2306.08543",
-    year=2023,
     test="test_distilled.py::test_minillm_is_its_loop",
     beside={
         "teacher_mixed_sampling": (

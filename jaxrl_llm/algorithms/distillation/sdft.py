@@ -1,28 +1,20 @@
-"""Self-distillation fine-tuning (SDFT): the policy learns from itself after a prompt with a demonstration."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Fraction
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import exponential_average, periodic_reset
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.distillation.teachers import distillation
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.objectives import distillation
 from jaxrl_llm.rollouts.guidance.hints import texts_of
-from jaxrl_llm.rollouts.programs import samples
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, samples
 
 SHOWN = "\n\nThis is an example of a response:\n\n{}\n\nNow answer with a response of your own."
 
 
-@method(paper="arXiv 2601.19897", year=2026, test="test_distilled.py::test_sdft_is_its_loop")
+@method(paper="arXiv 2601.19897", test="test_distilled.py::test_sdft_is_its_loop")
 def sdft(
     beta: Annotated[Fraction, PAPER] = 1.0,
     top_k: Annotated[int, OURS] = 0,

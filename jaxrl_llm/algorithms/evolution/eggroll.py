@@ -1,5 +1,3 @@
-"""Evolution Guided General Optimization via Low-rank Learning (EGGROLL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -7,37 +5,34 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt, Positive
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import CODE, Count, NonNegativeInt, Positive
 from jaxrl_llm.core.loss_metrics import Metrics
 from jaxrl_llm.core.objective import Objective
+from jaxrl_llm.core.parts import (
+    Array,
+    PolicyOutputs,
+    Trajectories,
+    part,
+    row_means,
+    stateless_part,
+    totals_of,
+)
 from jaxrl_llm.core.population import Population
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of
-from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.rollouts.hooked import members
-from jaxrl_llm.utils.errors import require_choice
 
 Baseline = Literal["group", "population"]
 
 
-@part
-def fitness(baseline: Baseline = "group", epsilon: float = 1e-5) -> Transform:
+@stateless_part()
+def fitness(batch: Trajectories, baseline: Baseline = "group", epsilon: float = 1e-5) -> Trajectories:
     """z = (F - b) / sqrt(var(F) + epsilon): b is the mean of the row's group or of all rows, var that of all rows."""
-    require_choice("baseline", baseline, ("group", "population"))
-
-    def shape(batch: Trajectories) -> Trajectories:
-        F = batch.scores
-        known = ~jnp.isnan(F)
-        keys = batch.group if baseline == "group" else jnp.zeros_like(batch.group)
-        variance = jnp.mean(above_baseline(F, jnp.zeros_like(batch.group)) ** 2, where=known)
-        z = above_baseline(F, keys) / jnp.sqrt(jnp.nan_to_num(variance) + epsilon)
-        return batch.replace(advantages=jnp.where(batch.action_mask, z[:, None], 0.0))
-
-    return stateless(shape)
+    F = batch.scores
+    known = ~jnp.isnan(F)
+    keys = batch.group if baseline == "group" else jnp.zeros_like(batch.group)
+    variance = jnp.mean(above_baseline(F, jnp.zeros_like(batch.group)) ** 2, where=known)
+    z = above_baseline(F, keys) / jnp.sqrt(jnp.nan_to_num(variance) + epsilon)
+    return batch.replace(advantages=jnp.where(batch.action_mask, z[:, None], 0.0))
 
 
 @part
@@ -56,7 +51,7 @@ def evolution() -> Objective:
     return Objective(loss, frozenset({"perturbation", "member", "member_seed"}))
 
 
-@method(paper="arXiv 2511.16652", year=2025, test="test_evolution.py::test_the_worked_example_of_eggroll")
+@method(paper="arXiv 2511.16652", test="test_evolution.py::test_the_worked_example_of_eggroll")
 @run_settings(
     RunSetting(
         "group_size", lambda given: 8, lambda config, given: config.group_size % 2 == 0,

@@ -1,58 +1,42 @@
-"""Dynamic Dual-Level Down-Sampling (D3S)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.schedules import ramp
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Share
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, RUN, AtLeastOne, Fraction, NonNegative, Share
+from jaxrl_llm.core.parts import Trajectories, chain, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise, token_noise
-from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset
-from jaxrl_llm.selection.tokens import share_up, top_tokens
+from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset, share_up, top_tokens
 
 
-@part
+@step_part
 def most_varied_rows(
-    rows_first: float, rows_last: float, steps: float
-) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    step: jax.Array, batch: Trajectories, rows_first: float, rows_last: float, steps: float
+) -> jax.Array:
     """A function `(step, batch) -> bool[N]`: the share of rows of maximal variance, see `d3s`."""
-
-    def rows(step: jax.Array, batch: Trajectories) -> jax.Array:
-        scored = ~jnp.isnan(batch.scores)
-        A = jnp.max(jnp.where(batch.action_mask, batch.need("advantages"), -jnp.inf), axis=1)
-        number = share_up(jnp.sum(scored), ramp(step, steps, rows_first, rows_last))
-        return max_variance_subset(A, scored, number, row_noise(batch, step))
-
-    return rows
+    scored = ~jnp.isnan(batch.scores)
+    A = jnp.max(jnp.where(batch.action_mask, batch.need("advantages"), -jnp.inf), axis=1)
+    number = share_up(jnp.sum(scored), ramp(step, steps, rows_first, rows_last))
+    return max_variance_subset(A, scored, number, row_noise(batch, step))
 
 
-@part
+@step_part
 def highest_scored_tokens(
-    tokens_first: float, tokens_last: float, steps: float
-) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    step: jax.Array, batch: Trajectories, tokens_first: float, tokens_last: float, steps: float
+) -> jax.Array:
     """A function `(step, batch) -> bool[N, L]`: the share of tokens of largest |A| H, see `d3s`."""
-
-    def tokens(step: jax.Array, batch: Trajectories) -> jax.Array:
-        score = jnp.abs(batch.need("advantages")) * batch.need("entropy")
-        share = ramp(step, steps, tokens_first, tokens_last)
-        return top_tokens(score, batch.loss_weights > 0, share, token_noise(batch, step), "batch")
-
-    return tokens
+    score = jnp.abs(batch.need("advantages")) * batch.need("entropy")
+    share = ramp(step, steps, tokens_first, tokens_last)
+    return top_tokens(score, batch.loss_weights > 0, share, token_noise(batch, step), "batch")
 
 
-@method(paper="arXiv 2509.22115", year=2025, test="test_selecting.py::test_d3s_against_a_loop")
+@method(paper="arXiv 2509.22115", test="test_selecting.py::test_d3s_against_a_loop")
 def d3s(
     rows_first: Annotated[Share, OURS] = 0.25,
     rows_last: Annotated[Share, OURS] = 0.75,

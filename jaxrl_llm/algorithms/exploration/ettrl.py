@@ -1,46 +1,32 @@
-"""Entropy-based test-time RL (ETTRL)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import revised, row_mean
-from jaxrl_llm.advantages.votes import vote
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.advantages import group_relative, revised, vote
+from jaxrl_llm.advantages.multipliers import row_mean
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.rollouts.trees import entropy_forks
-from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def confident(rule: str, limit: float, clamp: bool) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def confident(batch: Trajectories, rule: str, limit: float, clamp: bool) -> jax.Array:
     """A function `batch -> f32[N, L]`: the advantages, changed by a rule of `ettrl`."""
-
-    def credit(batch: Trajectories) -> jax.Array:
-        A = batch.need("advantages")
-        if rule == "clip":
-            return jnp.clip(A, -limit, limit)
-        entropy = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("entropy"), batch.action_mask))
-        return A * relative_confidence(entropy, batch.group, clamp)[:, None]
-
-    return credit
+    A = batch.need("advantages")
+    if rule == "clip":
+        return jnp.clip(A, -limit, limit)
+    entropy = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("entropy"), batch.action_mask))
+    return A * relative_confidence(entropy, batch.group, clamp)[:, None]
 
 
 @method(
     paper="arXiv 2508.11356",
-    year=2025,
     test="test_exploration.py::test_ettrl_against_a_loop",
     needs={"answer_key": "votes of answers; without it whole completions vote"},
 )
@@ -67,8 +53,6 @@ def ettrl(
     Rollout: `rollouts.trees.entropy_forks`, for each prompt `trees` completions, at the `forks` tokens of highest
     entropy of which `branches` others begin; all trees * (1 + forks * branches) vote, with their last numbers.
     """
-    require_choice("rule", rule, ("confidence", "clip"))
-
     return Algorithm(
         transform=chain(vote(None, ties), group_relative(ddof=0), revised(confident(rule, limit, clamp))),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),

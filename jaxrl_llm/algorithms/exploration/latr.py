@@ -1,23 +1,16 @@
-"""Lookahead Tree-Based Rollouts (LATR)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, NonNegative
 from jaxrl_llm.rollouts.lookahead import near_ties
 
 
 @method(
     paper="arXiv 2510.24302",
-    year=2025,
     test="test_own_rollouts.py::test_latr_opens_branches_at_near_ties_alone_and_drops_those_that_go_on_alike",
 )
 @presets(

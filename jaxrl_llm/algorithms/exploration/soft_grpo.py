@@ -1,21 +1,16 @@
-"""Gumbel-reparameterised GRPO for soft thinking (SofT-GRPO)."""
-
 from __future__ import annotations
 
 import dataclasses
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Share
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.soft_thinking import Density, SoftThinking
 from jaxrl_llm.rollouts.hooked import soft_thoughts
 
 
-@method(paper="arXiv 2511.06411", year=2025, test="test_soft_grpo.py::test_the_worked_example_of_soft_grpo")
+@method(paper="arXiv 2511.06411", test="test_soft_grpo.py::test_the_worked_example_of_soft_grpo")
 def soft_grpo(
     top_k: Annotated[Count, PAPER] = 5,
     top_p: Annotated[Share, PAPER] = 0.95,

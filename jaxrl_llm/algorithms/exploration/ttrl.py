@@ -1,24 +1,17 @@
-"""Test-Time Reinforcement Learning (TTRL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.votes import vote
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.advantages import group_relative, vote
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, AverageName, NonNegative
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 
 
 @method(
     paper="arXiv 2504.16084",
-    year=2025,
     test="test_exploration.py::test_ttrl_against_a_loop",
     needs={"answer_key": "votes of answers; without it whole completions vote"},
 )
@@ -38,7 +31,7 @@ def ttrl(
     ties between equally frequent answers are broken by "content", independent of the order of samples, or in favour of
     the "first" sample (released code). PPO's clip with clip_low and clip_high; kl_coefficient > 0 adds the k3 penalty.
     average: GRPO's "sequence", or "token" as in the released code; see
-    `objectives.averaging.averages.average_by_name`.
+    `objectives.averages.average_by_name`.
 
     Answers are info["answer_key"] int32[N] (-1: none), which rewards such as number_match give, else whole completions.
     Special rollout: 64 votes per prompt.

@@ -1,25 +1,19 @@
-"""eXplore-eXploit GRPO (XRPO)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import capped_bonus, revised, row_mean
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, check_number
+from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages.multipliers import capped_bonus, row_mean
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, check_number
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.embedded import WIDTH, text_features
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
@@ -30,20 +24,16 @@ from jaxrl_llm.rollouts.guidance.hints import problem_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
 
 
-@part
-def with_novelty_bonus(novelty_coefficient: float, kappa: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def with_novelty_bonus(batch: Trajectories, novelty_coefficient: float, kappa: float) -> jax.Array:
     """A function `batch -> f32[N, L]`: the advantages with the bonus of `xrpo` where they are above 0."""
-
-    def lifted(batch: Trajectories) -> jax.Array:
-        A = batch.need("advantages")
-        s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("old_logp"), batch.action_mask))
-        bonus = novelty_coefficient * novelty(s, batch.group)[:, None]
-        return jnp.where(A > 0, capped_bonus(A, bonus, kappa), A)
-
-    return lifted
+    A = batch.need("advantages")
+    s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("old_logp"), batch.action_mask))
+    bonus = novelty_coefficient * novelty(s, batch.group)[:, None]
+    return jnp.where(A > 0, capped_bonus(A, bonus, kappa), A)
 
 
-@method(paper="arXiv 2510.06672", year=2025, test="test_exploration.py::test_xrpo_against_a_loop")
+@method(paper="arXiv 2510.06672", test="test_exploration.py::test_xrpo_against_a_loop")
 def xrpo(
     novelty_coefficient: Annotated[NonNegative, PAPER] = 2.5,
     kappa: Annotated[NonNegative, PAPER] = 0.5,

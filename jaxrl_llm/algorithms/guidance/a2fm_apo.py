@@ -14,24 +14,19 @@ from typing import Annotated, Literal
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.agents.path import AgentSettings, begun, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import continued
-from jaxrl_llm.utils.errors import InputError, require_choice, shown
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 @method(
     paper="arXiv 2510.12838",
-    year=2025,
     test="test_prefixed.py::test_apo_worked_example",
     beside={"routing": ("the first stage, supervised training of the modes", "training before the run")},
 )
@@ -130,7 +125,6 @@ def tagged(
     modes = [*names, agentic.strip()]
     if not modes[-1] or modes[-1] in names:
         raise InputError(f"agentic is {shown(agentic)}, but must be a tag that is not among {shown(tags)}")
-    require_choice("by", by, ("first", "all"))
 
     def factors(scores: Sequence[float], found: Sequence[int], is_forced: Sequence[bool]) -> list[float]:
         right = [float(score > success) for score in scores]

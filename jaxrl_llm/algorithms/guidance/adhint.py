@@ -1,5 +1,3 @@
-"""Adaptive Hints with Difficulty Priors (ADHint)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
@@ -7,20 +5,15 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
+from jaxrl_llm.core.kinds import OURS, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures
-from jaxrl_llm.utils.errors import require_choice
 
 
 @part
@@ -35,7 +28,7 @@ def apart_with_hints(credit: Transform) -> Transform:
     return Transform(credit.init, apply, credit.needs | {"hint_tokens"})
 
 
-@method(paper="arXiv 2512.13095", year=2025, test="test_hint_tokens.py::test_adhint_is_its_loop")
+@method(paper="arXiv 2512.13095", test="test_hint_tokens.py::test_adhint_is_its_loop")
 def adhint(
     hinted: Annotated[int, OURS] = 4,
     hint_low: Annotated[float, OURS] = 0.1,
@@ -71,7 +64,6 @@ def adhint(
     hint for all hinted samples, and all numbers are ours, so results need not be the paper's. Without solutions this is
     `grpo` with a token mean.
     """
-    require_choice("compared", compared, ("kind", "group"))
     credit = group_relative(ddof=ddof, epsilon=epsilon)
     credit = apart_with_hints(credit) if compared == "kind" else credit
     transforms = [hints_under_old(), credit, *([balanced_kinds(epsilon)] if balance else [])]
@@ -85,14 +77,10 @@ def hinted_rows(batch: Trajectories) -> jax.Array:
     return jnp.any(hint_tokens(batch), axis=1)
 
 
-@part
-def hints_under_old() -> Transform:
+@stateless_part({"old_logp", "hint_tokens"})
+def hints_under_old(b: Trajectories) -> Trajectories:
     """The behaviour policy of the hints is the one before the update: their ratio is pi / pi_old."""
-
-    def apply(b: Trajectories) -> Trajectories:
-        return b.replace(behaviour_logp=jnp.where(hint_tokens(b), b.need("old_logp"), b.behaviour_logp))
-
-    return stateless(apply, {"old_logp", "hint_tokens"})
+    return b.replace(behaviour_logp=jnp.where(hint_tokens(b), b.need("old_logp"), b.behaviour_logp))
 
 
 def consistency(entropy: jax.Array, hint: jax.Array, others: jax.Array) -> jax.Array:
@@ -144,18 +132,14 @@ def failure_weights(batch: Trajectories, epsilon: float = 1e-6) -> jax.Array:
     return jnp.where(jnp.isnan(factor) | (mean <= 0), 1.0, factor / jnp.where(mean > 0, mean, 1.0))
 
 
-@part
-def balanced_kinds(epsilon: float = 1e-6) -> Transform:
+@stateless_part({"hint_tokens"})
+def balanced_kinds(b: Trajectories, epsilon: float = 1e-6) -> Trajectories:
     """Weight the advantages of plain and hinted rows of a group by the failure rates D_N and D_H, 1 - mean reward.
 
     rho = D_N / (D_N + D_H + epsilon) for plain rows with A > 0 and hinted rows with A < 0, 1 - rho for the others,
     divided by the mean over the group's scored rows. 1 in groups without both kinds.
     """
-
-    def apply(b: Trajectories) -> Trajectories:
-        return b.replace(advantages=b.need("advantages") * failure_weights(b, epsilon)[:, None])
-
-    return stateless(apply, {"hint_tokens"})
+    return b.replace(advantages=b.need("advantages") * failure_weights(b, epsilon)[:, None])
 
 
 def hint_tokens(batch: Trajectories) -> jax.Array:

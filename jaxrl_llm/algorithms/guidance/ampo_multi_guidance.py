@@ -1,66 +1,48 @@
-"""Adaptive Multi-Guidance Policy Optimization (More Than One Teacher)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, AtLeastOne, NonNegative, Positive
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories, weighted
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, NonNegative, Positive, Scale
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, weighted
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, token_mean, token_ratio
-from jaxrl_llm.objectives.averaging.averages import Average
-from jaxrl_llm.objectives.averaging.row_averages import by_rows
-from jaxrl_llm.objectives.guidance import guided, guided_rows
+from jaxrl_llm.objectives.averages import Average
+from jaxrl_llm.objectives.row_averages import by_rows
+from jaxrl_llm.objectives.surrogates import guided, guided_rows
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.rollouts.guidance.prompted import taught
 from jaxrl_llm.rollouts.guidance.repair import succeeds
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def unchosen_guidance(kept: int) -> Callable[[Trajectories], Array]:
+@batch_part
+def unchosen_guidance(b: Trajectories, kept: int) -> Array:
     """A function `batch -> bool[N]`: guided rows but the `kept` of each group that favour the reference answer most.
 
     By the mean probability, before the update, of the actions in info["reference_span"]; without it all are kept.
     """
-
-    def unchosen(b: Trajectories) -> Array:
-        span = (b.info or {}).get("reference_span")
-        if span is None:
-            return jnp.zeros(b.group.shape, bool)
-        old = jnp.where(b.action_mask, b.need("old_logp"), 0.0)
-        place = jnp.cumsum(b.action_mask, axis=1) - 1
-        inside = b.action_mask & (place >= span[:, :1]) & (place < span[:, 1:])
-        favour = jnp.sum(jnp.where(inside, jnp.exp(jnp.minimum(old, 0.0)), 0.0), axis=1)
-        favour /= jnp.maximum(jnp.sum(inside, axis=1), 1)
-        helped = guided_rows(b)
-        return helped & (ranks_within(b.group, favour, jnp.sum(old, axis=1), helped) >= kept)
-
-    return unchosen
+    span = (b.info or {}).get("reference_span")
+    if span is None:
+        return jnp.zeros(b.group.shape, bool)
+    old = jnp.where(b.action_mask, b.need("old_logp"), 0.0)
+    place = jnp.cumsum(b.action_mask, axis=1) - 1
+    inside = b.action_mask & (place >= span[:, :1]) & (place < span[:, 1:])
+    favour = jnp.sum(jnp.where(inside, jnp.exp(jnp.minimum(old, 0.0)), 0.0), axis=1)
+    favour /= jnp.maximum(jnp.sum(inside, axis=1), 1)
+    helped = guided_rows(b)
+    return helped & (ranks_within(b.group, favour, jnp.sum(old, axis=1), helped) >= kept)
 
 
-@part
-def superfluous_guidance(success: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def superfluous_guidance(b: Trajectories, success: float) -> Array:
     """A function `batch -> bool[N]`: guided rows of groups that the policy solves without them."""
-
-    def superfluous(b: Trajectories) -> Array:
-        helped = guided_rows(b)
-        return helped & solved_without(b.scores, helped, b.group, success)
-
-    return superfluous
+    helped = guided_rows(b)
+    return helped & solved_without(b.scores, helped, b.group, success)
 
 
 def with_right_guidance(b: Trajectories) -> Array:
@@ -68,7 +50,7 @@ def with_right_guidance(b: Trajectories) -> Array:
     return jnp.where(guided_rows(b), jnp.maximum(b.scores, 1.0), b.scores)
 
 
-@method(paper="arXiv 2510.02227", year=2025, test="test_guided.py::test_ampo_against_a_loop")
+@method(paper="arXiv 2510.02227", test="test_guided.py::test_ampo_against_a_loop")
 @presets(
     paper={"scale": "std", "over": "kinds", "dual_clip": None, "entropy_coefficient": 0.0},
     code={"scale": "none", "over": "batch", "dual_clip": 10.0, "entropy_coefficient": 0.001},
@@ -110,8 +92,6 @@ def ampo_multi_guidance(
     text counts, and a text without it has the probability 0. The policy's samples in a group are exchangeable, so the
     first ones are replaced.
     """
-    require_choice("over", over, ("kinds", "batch"))
-
     verified = rescore(with_right_guidance)
     by_kind = by_rows(guided=sequence_mean(), otherwise=token_mean())
     average = by_kind if over == "kinds" else scaled_sum(8192.0 if max_length is None else max_length)

@@ -1,5 +1,3 @@
-"""Curriculum-guided Learning for Policy Optimization (CLPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -8,22 +6,14 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Rewrite
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain
-from jaxrl_llm.objectives.averaging.averages import Average, average_by_name
-from jaxrl_llm.objectives.penalties import kl
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.core.kinds import CODE, OURS, RUN, AverageName, Count, NonNegative, Rewrite
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part
+from jaxrl_llm.objectives import Average, clip, kl, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.rollouts.guidance.repair import rewritten, succeeds
 
 
@@ -37,7 +27,7 @@ def times(average: Average, weight: Callable[[Trajectories], Array], needs: Iter
     return Average(mean, average.needs | frozenset(needs), average.refresh)
 
 
-@method(paper="arXiv 2509.25004", year=2025, test="test_hinted.py::test_clpo_against_a_loop")
+@method(paper="arXiv 2509.25004", test="test_hinted.py::test_clpo_against_a_loop")
 def clpo(
     hard: Annotated[float, CODE] = 0.3,
     medium: Annotated[float, CODE] = 0.7,
@@ -106,12 +96,8 @@ def uniform_among_others(batch: Trajectories) -> jax.Array:
     return uniform & jnp.any(informative)
 
 
-@part
-def lower_where(name: str, factor: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def lower_where(batch: Trajectories, name: str, factor: float) -> jax.Array:
     """A function `batch -> f32[N]`: the factor where info[name] is 1, else 1."""
-
-    def weight(batch: Trajectories) -> jax.Array:
-        marked = (batch.info or {}).get(name)
-        return jnp.ones(batch.group.shape) if marked is None else jnp.where(marked == 1, factor, 1.0)
-
-    return weight
+    marked = (batch.info or {}).get(name)
+    return jnp.ones(batch.group.shape) if marked is None else jnp.where(marked == 1, factor, 1.0)

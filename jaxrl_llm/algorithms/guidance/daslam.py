@@ -1,5 +1,3 @@
-"""Decomposition and solution by language models (DaSLaM)."""
-
 from __future__ import annotations
 
 import math
@@ -13,20 +11,15 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, RUN, Count, NonNegative, Positive, Range
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, Segment
+from jaxrl_llm.rollouts.episode import Segment
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.words import cosine
 
@@ -53,20 +46,15 @@ AGAIN = """{problem}
 {known}Solve the problem with the help of these answers."""
 
 
-@part
-def shaped_by_decomposition(shaping: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def shaped_by_decomposition(batch: Trajectories, shaping: float) -> Array:
     """A function `batch -> f32[N]`: the scores, plus `shaping` times the sum of info["decomposition"] f32[N, 4]."""
-
-    def score(batch: Trajectories) -> Array:
-        terms = (batch.info or {}).get("decomposition")
-        return batch.scores if terms is None else batch.scores + shaping * jnp.sum(jnp.nan_to_num(terms), axis=1)
-
-    return score
+    terms = (batch.info or {}).get("decomposition")
+    return batch.scores if terms is None else batch.scores + shaping * jnp.sum(jnp.nan_to_num(terms), axis=1)
 
 
 @method(
     paper="arXiv 2310.18338",
-    year=2023,
     test="test_daslam.py::test_daslam_is_ppo_of_its_reward",
     beside={"supervised": ("the supervised start of both models", "supervised training before the run")},
 )

@@ -1,5 +1,3 @@
-"""Dataset Reset Policy Optimization (DR-PO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,24 +6,13 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.kl_rewards import kl_reward
+from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advantages
 from jaxrl_llm.advantages.normalisation import whiten
-from jaxrl_llm.advantages.returns import (
-    generalised_advantages,
-    last_actions,
-    scored_actions,
-    terminal_rewards,
-    whiten_advantages,
-)
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, ZeroOrOne
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_rewards
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Positive, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.guidance.prefixes import reset_to_data
 from jaxrl_llm.utils.errors import is_off
@@ -37,7 +24,7 @@ def unless_cut_off(score: float) -> Callable[[Trajectories], jax.Array]:
     return lambda b: jnp.where(b.truncated, score, b.scores)
 
 
-@method(paper="arXiv 2404.08495", year=2024, test="test_prefixed.py::test_drpo_by_loop")
+@method(paper="arXiv 2404.08495", test="test_prefixed.py::test_drpo_by_loop")
 def drpo_dataset_reset(
     column: Annotated[str, OURS] = "response",
     share: Annotated[float, CODE] = 1.0,
@@ -79,8 +66,8 @@ def drpo_dataset_reset(
     return Algorithm(chain(*transforms), objective, rollout=reset_to_data(column, share))
 
 
-@part
-def whiten_rewards(ddof: ZeroOrOne = 1, epsilon: NonNegative = 1e-8) -> Transform:
+@stateless_part()
+def whiten_rewards(batch: Trajectories, ddof: ZeroOrOne = 1, epsilon: NonNegative = 1e-8) -> Trajectories:
     """Divide the rewards of the actions, `terminal_rewards`, by their standard deviation about their mean, which stays:
 
         r <- (r - mean) / sqrt(var + epsilon) + mean
@@ -89,10 +76,6 @@ def whiten_rewards(ddof: ZeroOrOne = 1, epsilon: NonNegative = 1e-8) -> Transfor
     includes what `turn_rewards` had. Chain this
     after what adds token rewards, and before what turns them into advantages.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        new = whiten(terminal_rewards(batch), scored_actions(batch), ddof, epsilon, shift=False)
-        score = jnp.where(last_actions(batch), jnp.nan_to_num(batch.scores)[:, None], 0.0)
-        return batch.replace(token_rewards=new - score, turn_rewards=None)
-
-    return stateless(apply)
+    new = whiten(terminal_rewards(batch), scored_actions(batch), ddof, epsilon, shift=False)
+    score = jnp.where(last_actions(batch), jnp.nan_to_num(batch.scores)[:, None], 0.0)
+    return batch.replace(token_rewards=new - score, turn_rewards=None)

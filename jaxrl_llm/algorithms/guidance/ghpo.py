@@ -1,24 +1,17 @@
-"""Guided Hybrid Policy Optimization (GHPO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative
 from jaxrl_llm.rollouts.guidance.hints import beginnings
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 
 
 @method(
-    paper="arXiv 2507.10628",
-    year=2025,
-    test="test_own_rollouts.py::test_ghpo_shows_more_of_the_solution_until_a_sample_is_right",
+    paper="arXiv 2507.10628", test="test_own_rollouts.py::test_ghpo_shows_more_of_the_solution_until_a_sample_is_right"
 )
 def ghpo(
     stages: Annotated[int, PAPER] = 3,

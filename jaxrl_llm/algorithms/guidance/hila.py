@@ -1,5 +1,3 @@
-"""Learning when to answer, to adopt a peer's answer, or to ask an expert (HILA, dual-loop policy optimisation)."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -10,28 +8,21 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.advantages.replayed import demonstrated_rows
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, stateless_part
 from jaxrl_llm.core.reference import ReferenceRule
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio
-from jaxrl_llm.objectives.averaging.averages import Average
-from jaxrl_llm.objectives.distillation.teachers import distillation
+from jaxrl_llm.objectives import Average, clip, distillation, policy_gradient, sequence_ratio
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given, sampled_ids
+from jaxrl_llm.rollouts.episode import given, sampled_ids
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
 from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.recycled import final_answer
 from jaxrl_llm.utils.errors import InputError
 
@@ -48,7 +39,7 @@ Your own answer:
 Decide what to do: EVAL with a number adopts that answer of a peer, CREATE gives your own answer, DEFER asks an expert, which costs most. Reply with one of these alone: {choices}."""  # noqa: E501
 
 
-@method(paper="arXiv 2603.07972", year=2026, test="test_listed_actions.py::test_hila_is_its_loop")
+@method(paper="arXiv 2603.07972", test="test_listed_actions.py::test_hila_is_its_loop")
 def hila(
     defer_cost: Annotated[NonNegative, PAPER] = 0.3,
     create_cost: Annotated[NonNegative, CODE] = 0.03,
@@ -190,31 +181,27 @@ def listed_actions(
     return Rollout(program, "listed_actions", frozenset({NEED}), columns, Demands(variable_size=True))
 
 
-@part
-def of_listed_actions(scale: Literal["none", "std"] = "none") -> Transform:
+@stateless_part({NEED, "old_logp"})
+def of_listed_actions(batch: Trajectories, scale: Literal["none", "std"] = "none") -> Trajectories:
     """Advantages of the actions of each state, 1 on the expert's answers, and what share of the loss each row has.
 
     info["choice_share"] f32[N]: 1 / (K S) for the K actions of each of S states. info["expert_share"]: the same for the
     expert's answers (info["demonstrated"]), with K of the states of their prompt. No row was sampled, so that what the
     policy says of them before the update stands for `behaviour_logp`.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        acts, taught = jnp.any(batch.action_mask, axis=1), demonstrated_rows(batch)
-        R = jnp.where(taught, jnp.nan, batch.scores)
-        actions, lessons = (acts & ~jnp.isnan(R)).astype(jnp.float32), (acts & taught).astype(jnp.float32)
-        (K,) = bucket_sums(batch.group, actions)
-        of_states = actions / jnp.maximum(K, 1)
-        S = jnp.maximum(jnp.sum(of_states), 1)
-        listed, states = bucket_sums(batch.prompt_id, actions, of_states)
-        of_prompt = jnp.maximum(listed, 1) / jnp.maximum(states, 1)
-        A = group_advantage(R, batch.group, scale=scale, ddof=0, epsilon=1e-6)
-        A = jnp.where(batch.action_mask, jnp.where(taught, 1.0, A)[:, None], 0.0)
-        return batch.replace(advantages=A, behaviour_logp=batch.need("old_logp")).with_info(
-            choice_share=of_states / S, expert_share=lessons / (of_prompt * S)
-        )
-
-    return stateless(apply, {NEED, "old_logp"})
+    acts, taught = jnp.any(batch.action_mask, axis=1), demonstrated_rows(batch)
+    R = jnp.where(taught, jnp.nan, batch.scores)
+    actions, lessons = (acts & ~jnp.isnan(R)).astype(jnp.float32), (acts & taught).astype(jnp.float32)
+    (K,) = bucket_sums(batch.group, actions)
+    of_states = actions / jnp.maximum(K, 1)
+    S = jnp.maximum(jnp.sum(of_states), 1)
+    listed, states = bucket_sums(batch.prompt_id, actions, of_states)
+    of_prompt = jnp.maximum(listed, 1) / jnp.maximum(states, 1)
+    A = group_advantage(R, batch.group, scale=scale, ddof=0, epsilon=1e-6)
+    A = jnp.where(batch.action_mask, jnp.where(taught, 1.0, A)[:, None], 0.0)
+    return batch.replace(advantages=A, behaviour_logp=batch.need("old_logp")).with_info(
+        choice_share=of_states / S, expert_share=lessons / (of_prompt * S)
+    )
 
 
 @part

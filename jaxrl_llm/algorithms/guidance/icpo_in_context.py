@@ -1,52 +1,37 @@
-"""In-Context Steered Policy Optimization (Think Outside the Policy)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain, counted
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, Count, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, counted, part, step_part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.guidance import guided, guided_rows
+from jaxrl_llm.objectives.surrogates import guided, guided_rows
 from jaxrl_llm.rewards.transforms import leave_out
 from jaxrl_llm.rollouts.guidance.prompted import in_context
 from jaxrl_llm.rollouts.guidance.repair import Succeeds
 
 
-@part
-def unsuccessful_guidance(threshold: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def unsuccessful_guidance(b: Trajectories, threshold: float) -> Array:
     """A function `batch -> bool[N]`: guided rows with a score below the threshold."""
-
-    def rejected(b: Trajectories) -> Array:
-        return guided_rows(b) & ~(b.scores >= threshold)
-
-    return rejected
+    return guided_rows(b) & ~(b.scores >= threshold)
 
 
-@part
+@step_part
 def with_fading_bonus(
-    threshold: float, bonus: float, total_steps: int | None
-) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    step: jax.Array, b: Trajectories, threshold: float, bonus: float, total_steps: int | None
+) -> Trajectories:
     """A function `(step, batch) -> batch`: the bonus of `icpo_in_context` on the scores of guided rows."""
-
-    def raised(step: jax.Array, b: Trajectories) -> Trajectories:
-        left = jnp.maximum(1 - step / (400 if total_steps is None else total_steps), 0.0)
-        return b.replace(reward=b.scores + jnp.where(guided_rows(b) & (b.scores >= threshold), bonus * left, 0.0))
-
-    return raised
+    left = jnp.maximum(1 - step / (400 if total_steps is None else total_steps), 0.0)
+    return b.replace(reward=b.scores + jnp.where(guided_rows(b) & (b.scores >= threshold), bonus * left, 0.0))
 
 
-@method(paper="arXiv 2510.26519", year=2025, test="test_guided.py::test_icpo_against_a_loop")
+@method(paper="arXiv 2510.26519", test="test_guided.py::test_icpo_against_a_loop")
 def icpo_in_context(
     threshold: Annotated[float, PAPER] = 1.0,
     reject: Annotated[bool, PAPER] = True,

@@ -1,22 +1,16 @@
-"""Meta-Awareness via Self-Alignment (MASA)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, ZeroOrOne
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, AboveOne, NonNegative, Scale, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 
 
 @method(
     paper="arXiv 2510.03259",
-    year=2025,
     test="test_own_rollouts.py::test_masa_rewards_predictions_of_rate_length_and_notions_in_a_group_of_their_own",
     beside={"efficient": ("MASA-efficient: cloning, gating, cutoff by the predictions", "a rollout that stops early")},
 )

@@ -1,5 +1,3 @@
-"""Nudging with self-generated hints (NuRL, Nudging the Boundaries of LLM Reasoning)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,25 +6,18 @@ from typing import Annotated, Literal
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, ZeroOrOne
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum import stages
 from jaxrl_llm.curriculum.epochs import in_epochs
-from jaxrl_llm.curriculum.stages import Measure
 from jaxrl_llm.rollouts.guidance.hints import from_column, own_hint
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
     paper="arXiv 2509.25666",
-    year=2025,
     test="test_own_rollouts.py::test_nurl_samples_a_failed_group_again_but_for_one_without_the_hint",
 )
 def nurl(
@@ -62,7 +53,6 @@ def nurl(
     the prompts solved 8 of 8 times; here, with drop_solved, a prompt is dropped when, from that step on, all samples of
     its group succeed without a hint. average: see grpo ("constant" divides by max_length).
     """
-    require_choice("source", source, ("own", "column"))
     if hints_from is None:
         hints_from = 100 if total_steps is None else total_steps // 2
     base = grpo(
@@ -74,18 +64,14 @@ def nurl(
     return replace(base, rollout=program, curriculum=in_epochs(solved) if drop_solved else None)
 
 
-@part
-def all_succeed(success: float = 0.0, accuracy: str | None = None) -> Measure:
+@batch_part
+def all_succeed(step: Step, success: float = 0.0, accuracy: str | None = None) -> tuple[np.ndarray, np.ndarray]:
     """1 for prompts with a group in which every sample succeeds, as in `repair.succeeds`, and none was guided; else 0.
 
     A guided sample is one with info["guided"].
     """
-
-    def measure(step: Step) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.unique(np.asarray(step.scored.batch.prompt_id))
-        return ids, np.isin(ids, solved_prompts(step.scored.batch, success, accuracy)).astype(np.float64)
-
-    return measure
+    ids = np.unique(np.asarray(step.scored.batch.prompt_id))
+    return ids, np.isin(ids, solved_prompts(step.scored.batch, success, accuracy)).astype(np.float64)
 
 
 def solved_prompts(batch: Trajectories, success: float, accuracy: str | None = None) -> np.ndarray:

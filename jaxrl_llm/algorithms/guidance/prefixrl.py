@@ -1,21 +1,16 @@
-"""On-policy RL on prefixes of off-policy traces (PrefixRL, Reuse your FLOPs)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RECALLED
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RECALLED, NonNegative
 from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups
 
 
 @method(
     paper="arXiv 2601.18795",
-    year=2026,
     test="test_own_rollouts.py::test_prefixrl_compares_samples_after_the_same_prefix_and_trains_on_none_of_it",
 )
 def prefixrl(

@@ -1,5 +1,3 @@
-"""RL with guided feedback (RLGF, Learning to Generate Better Than Your LLM)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,27 +6,27 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.kl_rewards import kl_reward
-from jaxrl_llm.advantages.returns import generalised_advantages, needed_values, whiten_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive
+from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advantages
+from jaxrl_llm.advantages.returns import needed_values
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import (
+    Metrics,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    Transform,
+    chain,
+    part,
+    stateless_part,
+)
 from jaxrl_llm.core.reference import ReferenceRule, model_names
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain, stateless
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rollouts.guidance.prefixes import REFERENCE, two_policies
 from jaxrl_llm.utils.errors import InputError, is_off, shown
 
 
-@method(
-    paper="arXiv 2306.11816",
-    year=2023,
-    test="test_guide_and_learner.py::test_rlgf_by_loop",
-)
+@method(paper="arXiv 2306.11816", test="test_guide_and_learner.py::test_rlgf_by_loop")
 def rlgf(
     begins: Annotated[Literal["guide", "learner", "learner_first", "either"], CODE] = "guide",
     column: Annotated[str, OURS] = "guide",
@@ -137,8 +135,8 @@ def of(model: str) -> ReferenceRule:
     return ReferenceRule(lambda initial, others: others[0], models=model_names([model]))
 
 
-@part
-def split_at_switch() -> Transform:
+@stateless_part()
+def split_at_switch(batch: Trajectories) -> Trajectories:
     """Train the policy on its own tokens, and the critic on those after the switch.
 
     info["switch"] f32[N]: the number of a row's first actions that the policy wrote, another policy the rest; below 0,
@@ -146,17 +144,13 @@ def split_at_switch() -> Transform:
     of the other policy's tokens become 0, and info["value_weights"] is such that the value loss is a mean over the
     critic's tokens.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        switch = (batch.info or {}).get("switch")
-        if switch is None:
-            return batch
-        weights, every = batch.loss_weights, ~(switch >= 0)[:, None]
-        own = every | (batch.action_index < switch[:, None])
-        valued = jnp.where(jnp.isnan(batch.scores)[:, None], 0.0, weights) * (every | ~own)
-        rows = jnp.sum(jnp.any(batch.action_mask, axis=1))
-        total = jnp.sum(valued)
-        valued = valued * rows / jnp.where(total > 0, total, 1.0)
-        return batch.replace(weights=weights * own).with_info(value_weights=valued)
-
-    return stateless(apply)
+    switch = (batch.info or {}).get("switch")
+    if switch is None:
+        return batch
+    weights, every = batch.loss_weights, ~(switch >= 0)[:, None]
+    own = every | (batch.action_index < switch[:, None])
+    valued = jnp.where(jnp.isnan(batch.scores)[:, None], 0.0, weights) * (every | ~own)
+    rows = jnp.sum(jnp.any(batch.action_mask, axis=1))
+    total = jnp.sum(valued)
+    valued = valued * rows / jnp.where(total > 0, total, 1.0)
+    return batch.replace(weights=weights * own).with_info(value_weights=valued)

@@ -1,23 +1,17 @@
-"""Self-hint aligned GRPO with privileged supervision (SAGE)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.rollouts.guidance.hints import own_levels
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 
 
 @method(
     paper="arXiv 2602.03143",
-    year=2026,
     test="test_own_rollouts.py::test_sage_trains_on_the_first_level_of_its_hints_that_helps",
     beside={"light": ("SAGE-light: a level of each prompt, by epoch", "a curriculum of levels")},
 )

@@ -1,23 +1,17 @@
-"""Scaffolded Group Relative Policy Optimization (Scaf-GRPO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative
 from jaxrl_llm.rollouts.guidance.hints import from_column
 from jaxrl_llm.rollouts.guidance.repair import rescued, succeeds
 
 
 @method(
     paper="arXiv 2510.19807",
-    year=2025,
     test="test_own_rollouts.py::test_scaf_grpo_replaces_one_failure_by_the_right_answer_of_the_weakest_hint",
     beside={"options": ("the options replace_hint_prompt and 6+1+1 of the code", "other repairs of a group")},
 )

@@ -1,21 +1,16 @@
-"""Synergistic Policy And Reward Co-Evolving Framework (SPARK)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
 from jaxrl_llm.rollouts.recycled import recycled
 
 
 @method(
     paper="arXiv 2509.22624",
-    year=2025,
     test="test_own_rollouts.py::test_spark_asks_of_its_own_answers_what_it_knows_to_be_right",
     beside={
         "questions": ("questions about questions", "one more round of second prompts"),

@@ -1,5 +1,3 @@
-"""Sample-Routed Policy Optimization (SRPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,29 +7,21 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Positive, check_number
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, stateless_part
 from jaxrl_llm.core.reference import exponential_average
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain, stateless
-from jaxrl_llm.objectives import clip, policy_gradient
-from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.averages import averaged
 from jaxrl_llm.objectives.distillation.divergences import on_support
-from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, succeeds
-from jaxrl_llm.rollouts.programs import scored_samples
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, scored_samples
 
 
-@method(paper="arXiv 2604.02288", year=2026, test="test_self_distilled.py::test_srpo_is_its_loop")
+@method(paper="arXiv 2604.02288", test="test_self_distilled.py::test_srpo_is_its_loop")
 def srpo_sample_routing(
     strength: Annotated[NonNegative, PAPER] = 1.0,
     success: Annotated[float, PAPER] = 0.5,
@@ -82,23 +72,19 @@ def confidence_weights(entropy: jax.Array, mask: jax.Array, strength: float | ja
     return weights * jnp.sum(mask) / jnp.maximum(jnp.sum(weights), 1e-30)
 
 
-@part
-def route_failures(success: float = 0.5, strength: NonNegative = 1.0) -> Transform:
+@stateless_part({"teacher_tokens", "teacher_entropy"})
+def route_failures(b: Trajectories, success: float = 0.5, strength: NonNegative = 1.0) -> Trajectories:
     """Choose the rows to distil, info["distilled"] f32[N], and weigh their tokens, info["distil_weight"] f32[N, L].
 
     They are those with info["teacher_tokens"] and a score of at most `success`; weights: `confidence_weights` of the
     teacher's entropy over all their actions in the batch.
     """
-
-    def apply(b: Trajectories) -> Trajectories:
-        tokens = (b.info or {}).get("teacher_tokens")
-        rows = jnp.zeros(b.group.shape, bool) if tokens is None else jnp.any(tokens >= 0, axis=1)
-        rows &= b.scores <= success
-        mask = rows[:, None] & (b.loss_weights != 0)
-        weight = confidence_weights(jax.lax.stop_gradient(b.need("teacher_entropy")), mask, strength)
-        return b.with_info(distilled=rows.astype(jnp.float32), distil_weight=weight)
-
-    return stateless(apply, {"teacher_tokens", "teacher_entropy"})
+    tokens = (b.info or {}).get("teacher_tokens")
+    rows = jnp.zeros(b.group.shape, bool) if tokens is None else jnp.any(tokens >= 0, axis=1)
+    rows &= b.scores <= success
+    mask = rows[:, None] & (b.loss_weights != 0)
+    weight = confidence_weights(jax.lax.stop_gradient(b.need("teacher_entropy")), mask, strength)
+    return b.with_info(distilled=rows.astype(jnp.float32), distil_weight=weight)
 
 
 @part

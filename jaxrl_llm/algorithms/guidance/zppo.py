@@ -1,5 +1,3 @@
-"""Zone of Proximal Policy Optimization (ZPPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -10,21 +8,17 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.counted_rows import without_rows
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import State, Transform, chain, stateless
+from jaxrl_llm.core.kinds import OURS, PAPER, AboveOne, Fraction, NonNegative
+from jaxrl_llm.core.parts import State, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.curriculum.epochs import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 
 
-@method(paper="arXiv 2606.18216", year=2026, test="test_prefixed.py::test_zppo_worked_example_and_loop")
+@method(paper="arXiv 2606.18216", test="test_prefixed.py::test_zppo_worked_example_and_loop")
 def zppo(
     column: Annotated[str, OURS] = "teacher",
     threshold: Annotated[float, PAPER] = 0.5,
@@ -83,15 +77,11 @@ def over_informative_groups(reward: jax.Array, group: jax.Array, epsilon: float 
     return jnp.where(informative, (centred - mu) / (jnp.sqrt(variance) + epsilon), 0.0)
 
 
-@part
-def informative_relative(epsilon: NonNegative = 1e-6) -> Transform:
+@stateless_part()
+def informative_relative(batch: Trajectories, epsilon: NonNegative = 1e-6) -> Trajectories:
     """`over_informative_groups` of the scores, on every action of a row."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        advantage = over_informative_groups(batch.scores, batch.group, epsilon)
-        return batch.replace(advantages=advantage[:, None] * batch.action_mask)
-
-    return stateless(apply)
+    advantage = over_informative_groups(batch.scores, batch.group, epsilon)
+    return batch.replace(advantages=advantage[:, None] * batch.action_mask)
 
 
 def superfluous_parts(batch: Trajectories, share: float, replayed: jax.Array | float = 0.0) -> jax.Array:

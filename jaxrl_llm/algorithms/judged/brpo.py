@@ -1,5 +1,3 @@
-"""Bootstrapped Relative Policy Optimization (Writing-Zero)."""
-
 from __future__ import annotations
 
 import math
@@ -9,22 +7,15 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Task
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import counted
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, NonNegative
+from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.comparisons import PairJudge, pair_judge, texts_of
 from jaxrl_llm.rollouts.judges.judged import Judged, Judging, judged
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 
@@ -42,28 +33,23 @@ def by_judge(step: jax.Array, batch: Trajectories) -> tuple[jax.Array, jax.Array
     return jnp.sign(jnp.nan_to_num(batch.scores)), batch.scores == 0
 
 
-@part
+@step_part
 def against_random_member(
-    outlier: float, count_reference: bool, verdicts: Verdicts = by_scores
-) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    step: jax.Array, batch: Trajectories, outlier: float, count_reference: bool, verdicts: Verdicts = by_scores
+) -> Trajectories:
     """A function `(step, batch) -> batch` with the advantages and weights of `brpo`."""
-
-    def judged(step: jax.Array, batch: Trajectories) -> Trajectories:
-        scored = ~jnp.isnan(batch.scores)
-        A, reference = verdicts(step, batch)
-        total, size = bucket_sums(batch.group, A, scored.astype(jnp.float32))
-        keep = jnp.abs(total) <= outlier * size * (1 + 1e-6)
-        keep &= ~reference | count_reference
-        return batch.replace(
-            advantages=jnp.where(batch.action_mask, A[:, None], 0.0), weights=batch.loss_weights * keep[:, None]
-        )
-
-    return judged
+    scored = ~jnp.isnan(batch.scores)
+    A, reference = verdicts(step, batch)
+    total, size = bucket_sums(batch.group, A, scored.astype(jnp.float32))
+    keep = jnp.abs(total) <= outlier * size * (1 + 1e-6)
+    keep &= ~reference | count_reference
+    return batch.replace(
+        advantages=jnp.where(batch.action_mask, A[:, None], 0.0), weights=batch.loss_weights * keep[:, None]
+    )
 
 
 @method(
     paper="arXiv 2506.00103",
-    year=2025,
     test="test_selecting.py::test_brpo_against_a_loop",
     beside={"training": ("the training of a judge that writes principles and critiques", "a run on its verdicts")},
 )

@@ -1,5 +1,3 @@
-"""Constrained Generative Policy Optimization with a mixture of judges (CGPO)."""
-
 from __future__ import annotations
 
 import json
@@ -12,25 +10,19 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, PositiveNumber
+from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
 from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED, RUN
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.buckets import bucket_moments
+from jaxrl_llm.core.kinds import NonNegativeNumber, PositiveNumber
 from jaxrl_llm.core.log_ratios import needed, source
-from jaxrl_llm.core.repr import layout, part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Trajectories, weighted
-from jaxrl_llm.core.transform import Metrics, Objective, chain
+from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, chain, part, weighted
+from jaxrl_llm.core.repr import layout
 from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
 from jaxrl_llm.rewards.specs import JUDGE, component
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
 from jaxrl_llm.rollouts.pairs import scored
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import InputError, require_choice, shown, unknown
@@ -57,7 +49,7 @@ def _counted(config: Any, given: Given) -> bool:
     return all({*one.judges, *(one.rewards or ())} <= known for one in settings_of(given).values())
 
 
-@method(paper="arXiv 2409.20370", year=2024, test="test_judged_methods.py::test_cgpo_by_loop_and_worked_example")
+@method(paper="arXiv 2409.20370", test="test_judged_methods.py::test_cgpo_by_loop_and_worked_example")
 @run_settings(
     RunSetting(
         "rewards",
@@ -97,7 +89,6 @@ def cgpo_judges(
     loss is the sum of the tasks' losses by their weights. The factor with kl_max and the last term of codpo are from
     memory of the paper, whose numbers we do not have.
     """
-    require_choice("optimiser", optimiser, OPTIMISERS)
     table = settings_of({"optimiser": optimiser, "kl_max": kl_max, "judges": judges, "tasks": tasks})
     return Algorithm(
         chain(), constrained(tuple(table.values()), beta, likelihood),

@@ -1,22 +1,17 @@
-"""Pairwise Proximal Policy Optimization against anchor responses (Pairwise-RL)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative, Positive
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.judges.judged import against_anchor, judged
 
 
 @method(
-    paper="arXiv 2504.04950", year=2025, test="test_judged_methods.py::test_pairwise_rl_worked_example",
+    paper="arXiv 2504.04950", test="test_judged_methods.py::test_pairwise_rl_worked_example",
     beside={
         "training": ("the training of the judge on both orders of human pairs", "supervised steps on its verdicts"),
         "probability": ("the probability of the judge's yes token as its score", "the mean of several answers"),

@@ -1,18 +1,13 @@
-"""Structured Preference Optimization for long-horizon planning (SPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.stages import staged
-from jaxrl_llm.objectives.preference.pairwise import pairwise
+from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.rollouts.judges.judged import Criterion, by_criteria, judged
 from jaxrl_llm.rollouts.pairs import best_and_worst_of
 
@@ -22,7 +17,7 @@ HISTORY = "It is consistent with the steps that were taken before."
 
 
 @method(
-    paper="arXiv 2502.20742", year=2025, test="test_judged_methods.py::test_spo_structured_scores_pairs_and_stages",
+    paper="arXiv 2502.20742", test="test_judged_methods.py::test_spo_structured_scores_pairs_and_stages",
     beside={"vision": ("images of the situation as they are; a prompt describes it", "a policy that sees")},
 )  # fmt: skip
 @run_settings(*judge_among_rewards())

@@ -1,5 +1,3 @@
-"""Unified Reward and Policy Optimization (URPO)."""
-
 from __future__ import annotations
 
 import math
@@ -10,20 +8,15 @@ from typing import Annotated, Any
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, policy
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.judges.judged import text_in
-from jaxrl_llm.rollouts.programs import samples, scored_samples
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, samples, scored_samples
 from jaxrl_llm.utils.errors import InputError, shown
 
 LOW, HIGH = 1.0, 10.0  # of a referee's scores
@@ -37,7 +30,7 @@ Prompt:
 Explain in a few sentences what is good and bad about each. Then write the scores of all {count} responses, in their order, in the last line, between [[ and ]] and with commas between them. A score is a number from 1 to 10, the best."""  # noqa: E501
 
 
-@method(paper="arXiv 2507.17515", year=2025, test="test_judged_methods.py::test_urpo_ranks_and_referees")
+@method(paper="arXiv 2507.17515", test="test_judged_methods.py::test_urpo_ranks_and_referees")
 def urpo(
     calls: Annotated[Count, OURS] = 4,
     open_from: Annotated[NonNegativeInt, OURS] = 0,

@@ -1,22 +1,17 @@
-"""Online and iterated Direct Preference Optimization (OAIF)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, NonNegative, Positive, Range
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss
-from jaxrl_llm.objectives.preference.pairwise import chosen_likelihood, pairwise
 from jaxrl_llm.rollouts.pairs import best_and_worst_of
 
 
-@method(paper="arXiv 2402.04792", year=2024, test="test_online_preferences.py::test_dpo_online_by_loop")
+@method(paper="arXiv 2402.04792", test="test_online_preferences.py::test_dpo_online_by_loop")
 def dpo_online(
     loss: Annotated[str | PairLoss, PAPER] = "sigmoid",
     beta: Annotated[Positive, CODE] = 0.1,

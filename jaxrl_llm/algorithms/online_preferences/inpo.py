@@ -1,21 +1,17 @@
-"""Iterative Nash Policy Optimization (INPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, OpenFraction, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, OpenFraction, Positive
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset, with_initial
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.objectives.preference.losses import ipo, of_sums
-from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.rollouts.pairs import best_and_worst_of
 
 
-@method(paper="arXiv 2407.00617", year=2024, test="test_online_preferences.py::test_inpo_by_loop_and_worked_example")
+@method(paper="arXiv 2407.00617", test="test_online_preferences.py::test_inpo_by_loop_and_worked_example")
 def inpo(
     eta: Annotated[Positive, CODE] = 7.5e-3,
     share: Annotated[OpenFraction, CODE] = 1 / 3,

@@ -1,5 +1,3 @@
-"""Nash learning from human feedback by mirror descent (Nash-MD)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -7,25 +5,18 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.hooks import Context, Hook, State
+from jaxrl_llm.core.kinds import CODE, OURS, RUN, Fraction, NonNegative, NonNegativeNumber
 from jaxrl_llm.core.log_ratios import source
+from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.core.reference import ReferenceRule
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
-from jaxrl_llm.core.transform import Objective, chain
-from jaxrl_llm.objectives.preference.pairs import coupled
-from jaxrl_llm.objectives.preference.win_rates import higher_of, win_rates
+from jaxrl_llm.objectives.preference.pairs import coupled, higher_of, win_rates
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 
 
-@method(paper="arXiv 2312.00886", year=2023, test="test_online_preferences.py::test_nash_md_is_that_of_trl")
+@method(paper="arXiv 2312.00886", test="test_online_preferences.py::test_nash_md_is_that_of_trl")
 @run_settings(*judge_among_rewards())
 def nash_md(
     beta: Annotated[NonNegative, CODE] = 0.1,

@@ -1,5 +1,3 @@
-"""Pairwise Proximal Policy Optimization (P3O)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -7,21 +5,14 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, NonNegative, NonNegativeNumber, Number
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Objective, chain
-from jaxrl_llm.objectives.preference.listwise import log_ratio_sum, scored_rows, sequence_log_ratios
-from jaxrl_llm.objectives.preference.pairs import coupled
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.core.parts import Objective, Trajectories, chain, part
+from jaxrl_llm.objectives.preference.pairs import coupled, log_ratio_sum, scored_rows, sequence_log_ratios
 
 
-@method(paper="arXiv 2310.00212", year=2023, test="test_reward_composed.py::test_p3o_is_the_loop_over_pairs")
+@method(paper="arXiv 2310.00212", test="test_reward_composed.py::test_p3o_is_the_loop_over_pairs")
 def p3o_pairwise(
     kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
     clip_range: Annotated[float, OURS] = 0.2,
@@ -87,7 +78,6 @@ def pairwise_policy(
 
     q: the behaviour policy, p: the reference (not computed where kl_coefficient is 0), whole sequences.
     """
-    require_choice("clip", clip, ("separate", "joint", "none"))
     penalised = not (isinstance(kl_coefficient, int | float) and kl_coefficient == 0)
 
     def shares(l: jax.Array, batch: Trajectories) -> jax.Array:

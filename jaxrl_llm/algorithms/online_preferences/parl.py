@@ -1,5 +1,3 @@
-"""Policy Alignment in Reinforcement Learning as a bilevel problem (PARL)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -9,16 +7,19 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.kinds import OURS, NonNegative, Positive
 from jaxrl_llm.core.log_ratios import log_ratio_sums, source
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Objective, Transform, stateless
-from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.core.parts import (
+    Array,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    part,
+    stateless_part,
+)
+from jaxrl_llm.objectives import token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled
 from jaxrl_llm.utils.errors import InputError
@@ -26,7 +27,6 @@ from jaxrl_llm.utils.errors import InputError
 
 @method(
     paper="arXiv 2308.02585",
-    year=2023,
     test="test_parl.py::test_the_reward_model_s_gradient_is_that_of_the_implicit_function_theorem",
     beside={
         "hessian": (
@@ -81,16 +81,12 @@ def parl(
 NEEDS = frozenset({"implicit_logp", "reference_logp"})
 
 
-@part
-def implicit_advantages(beta: Positive = 0.1) -> Transform:
+@stateless_part(NEEDS)
+def implicit_advantages(batch: Trajectories, beta: Positive = 0.1) -> Trajectories:
     """A = r less its group's mean, r the reward model before the update; 0 on rows without a score."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        r = beta * log_ratio_sums(batch.need("implicit_logp"), source(batch, "reference"), batch)
-        A = above_baseline(jnp.where(jnp.isnan(batch.scores), jnp.nan, r), batch.group)
-        return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))
-
-    return stateless(apply, NEEDS)
+    r = beta * log_ratio_sums(batch.need("implicit_logp"), source(batch, "reference"), batch)
+    A = above_baseline(jnp.where(jnp.isnan(batch.scores), jnp.nan, r), batch.group)
+    return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))
 
 
 def responsive_shares(r: Array, score: Array, group: Array, temperature: float = 1.0) -> Array:

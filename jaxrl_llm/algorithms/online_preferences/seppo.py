@@ -1,5 +1,3 @@
-"""Semi-Policy Preference Optimization (SePPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,29 +6,21 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count, Positive, Range
-from jaxrl_llm.core.league import League
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import OURS, RECALLED, Count, Positive, Range
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless_part
+from jaxrl_llm.core.population import League
 from jaxrl_llm.core.reference import ReferenceRule, Snapshots
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
-from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives import best_and_worst, loss_named, pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss
-from jaxrl_llm.objectives.preference.pairwise import best_and_worst, pairwise
 from jaxrl_llm.rewards.specs import GIVEN
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 
 
 @method(
-    paper="arXiv 2410.05255", year=2024, test="test_seppo.py::test_it_is_the_loop",
+    paper="arXiv 2410.05255", test="test_seppo.py::test_it_is_the_loop",
     beside={"images": ("diffusion models of images and videos", "diffusion models of images; responses are texts")},
 )  # fmt: skip
 @run_settings(
@@ -113,19 +103,15 @@ def given_and_sampled(column: str | None = None) -> Rollout:
     return Rollout(program, "given_and_sampled", columns=() if column is None else (column,), demands=demands)
 
 
-@part
-def anchor_test() -> Transform:
+@stateless_part(NEEDS)
+def anchor_test(batch: Trajectories) -> Trajectories:
     """Write info["sign"] f32[N], s of the rejected row of each pair and 1 of others, and info["better"], of which each
     row has its share: the mean over pairs of s = -1."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        rows = best_and_worst()(batch)
-        u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
-        better = rows.valid & (u[rows.chosen] < -ROUNDING)
-        sign = jnp.ones(u.shape).at[rows.rejected].min(jnp.where(better, -1.0, 1.0))
-        return batch.with_info(sign=sign, better=better / jnp.maximum(jnp.sum(rows.valid), 1))
-
-    return stateless(apply, NEEDS)
+    rows = best_and_worst()(batch)
+    u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
+    better = rows.valid & (u[rows.chosen] < -ROUNDING)
+    sign = jnp.ones(u.shape).at[rows.rejected].min(jnp.where(better, -1.0, 1.0))
+    return batch.with_info(sign=sign, better=better / jnp.maximum(jnp.sum(rows.valid), 1))
 
 
 def signed_log_ratios(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:

@@ -1,28 +1,20 @@
-"""Self-Play Preference Optimization (SPO, A Minimaximalist Approach)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.preference.win_rates import higher_of, win_rates
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, NonNegative
+from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives.preference.pairs import higher_of, win_rates
 from jaxrl_llm.rollouts.pairs import higher, with_win_rates
 
 
 @method(
-    paper="arXiv 2401.04056", year=2024, test="test_online_preferences.py::test_spo_self_play_worked_example",
+    paper="arXiv 2401.04056", test="test_online_preferences.py::test_spo_self_play_worked_example",
     beside={"queue": ("the queue of past trajectories that control tasks compare with", "a replay")},
 )  # fmt: skip
 def spo_self_play(
@@ -47,12 +39,8 @@ def spo_self_play(
     return Algorithm(chain(beyond_half()), objective, rollout=with_win_rates(oracle=higher))
 
 
-@part
-def beyond_half() -> Transform:
+@stateless_part({"win_rate"})
+def beyond_half(batch: Trajectories) -> Trajectories:
     """Set advantages to `win_rates` - 1/2, of higher and lower rewards unless they are given; 0 where none is known."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        A = jnp.nan_to_num(win_rates(batch, higher_of) - 0.5)
-        return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))
-
-    return stateless(apply, {"win_rate"})
+    A = jnp.nan_to_num(win_rates(batch, higher_of) - 0.5)
+    return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))

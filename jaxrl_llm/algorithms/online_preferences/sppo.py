@@ -1,5 +1,3 @@
-"""Self-Play Preference Optimization (SPPO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,23 +6,17 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, Positive, PositiveNumber
 from jaxrl_llm.core.log_ratios import source
+from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
-from jaxrl_llm.core.transform import Objective, chain
-from jaxrl_llm.objectives.preference.pairs import coupled
-from jaxrl_llm.objectives.preference.win_rates import win_rates
+from jaxrl_llm.objectives.preference.pairs import coupled, win_rates
 from jaxrl_llm.rollouts.pairs import best_and_worst_of, with_win_rates
 
 
-@method(paper="arXiv 2405.00675", year=2024, test="test_online_preferences.py::test_sppo_by_loop_and_worked_example")
+@method(paper="arXiv 2405.00675", test="test_online_preferences.py::test_sppo_by_loop_and_worked_example")
 def sppo(beta: Annotated[Positive, CODE] = 0.001, reset: Annotated[Count, OURS] = 100) -> Algorithm:
     """Self-Play Preference Optimization (SPPO).
 

@@ -1,20 +1,14 @@
-"""Trust Region Preference Approximation."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.penalties import kl
-from jaxrl_llm.objectives.preference.pairs import preference
+from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Positive
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import kl, preference
 
 
-@method(paper="arXiv 2504.04524", year=2025, test="test_preference.py::test_trpa_by_loop_however_it_is_split")
+@method(paper="arXiv 2504.04524", test="test_preference.py::test_trpa_by_loop_however_it_is_split")
 @run_settings(one_reward_of("tagged_levels", why="a reward of several levels, whose order its pairs are"))
 def trpa(
     beta: Annotated[Positive, CODE] = 0.1,

@@ -1,5 +1,3 @@
-"""Exploratory Preference Optimization (XPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -7,27 +5,20 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, RUN
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Objective, chain
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.kinds import CODE, RUN, NonNegative, Positive
+from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
-from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
-from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, pairwise
-from jaxrl_llm.objectives.preference.win_rates import higher_of, opponents, win_rates
+from jaxrl_llm.objectives.preference.pairs import coupled, higher_of, opponents, total_logp, win_rates
+from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.utils.errors import require_choice
 
 LOSSES: dict[str, PairLoss] = {"sigmoid": sigmoid, "ipo": of_sums(ipo)}
 
 
-@method(paper="arXiv 2405.21046", year=2024, test="test_online_preferences.py::test_xpo_is_that_of_trl")
+@method(paper="arXiv 2405.21046", test="test_online_preferences.py::test_xpo_is_that_of_trl")
 @run_settings(*judge_among_rewards())
 def xpo(
     beta: Annotated[Positive, CODE] = 0.1,
@@ -47,30 +38,25 @@ def xpo(
     a model (docs/rewards.md), in both orders; None compares the run's rewards. alpha is TRL's; the paper's falls with
     the number of steps.
     """
-    require_choice("loss", loss, LOSSES)
     return Algorithm(
         chain(), pairwise(LOSSES[loss], beta, pairs=own_and_opponent()) + alpha * opponent_likelihood(),
         rollout=against_opponent(None if judge is None else pair_judge(judge), trained=True),
     )  # fmt: skip
 
 
-@part
-def own_and_opponent() -> ChoosePairs:
+@batch_part
+def own_and_opponent(batch: Trajectories) -> RowPairs:
     """Each row that is not an opponent's and one of its group that is; chosen is whose win rate is higher; P = N.
 
     Of equals the policy's own is chosen.
     """
-
-    def choose(batch: Trajectories) -> RowPairs:
-        rate, theirs, rows = win_rates(batch, higher_of), opponents(batch) > 0, jnp.arange(batch.group.shape[0])
-        acts = jnp.any(batch.action_mask, axis=1)
-        mates = (batch.group[:, None] == batch.group) & (theirs & acts)
-        mate = jnp.argmax(jnp.where(mates, row_noise(batch, 0), -1.0), axis=1)
-        valid = jnp.any(mates, axis=1) & ~theirs & acts & ~jnp.isnan(rate)
-        wins = rate >= 0.5
-        return RowPairs(jnp.where(wins, rows, mate), jnp.where(wins, mate, rows), valid)
-
-    return choose
+    rate, theirs, rows = win_rates(batch, higher_of), opponents(batch) > 0, jnp.arange(batch.group.shape[0])
+    acts = jnp.any(batch.action_mask, axis=1)
+    mates = (batch.group[:, None] == batch.group) & (theirs & acts)
+    mate = jnp.argmax(jnp.where(mates, row_noise(batch, 0), -1.0), axis=1)
+    valid = jnp.any(mates, axis=1) & ~theirs & acts & ~jnp.isnan(rate)
+    wins = rate >= 0.5
+    return RowPairs(jnp.where(wins, rows, mate), jnp.where(wins, mate, rows), valid)
 
 
 @part

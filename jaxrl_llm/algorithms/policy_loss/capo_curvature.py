@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Scale
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.objective import Objective
+from jaxrl_llm.core.parts import stateless_part
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of
 from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
 from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.utils.errors import is_off
 
 
 def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
@@ -34,7 +34,7 @@ def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
     return jnp.sum(row_means(values, batch)) / totals_of(batch)["rows"]
 
 
-@method(paper="arXiv 2510.00819", year=2025, test="test_trust_region.py::test_capo_is_adams_step_by_loop")
+@method(paper="arXiv 2510.00819", test="test_trust_region.py::test_capo_is_adams_step_by_loop")
 def capo_curvature(
     change_limit: Annotated[float, PAPER] = 0.01,
     kl_limit: Annotated[NonNegative, PAPER] = 1e-4,
@@ -73,8 +73,6 @@ def capo_curvature(
     gradients too. model "gradient": G = g, a plain gradient step, which has a closed form without full distributions.
     learning_rate is the peak of the run's (1.5e-5 where None, as 0.9, 0.999 and 1e-8 of Adam).
     """
-    require_choice("average", average, ("sequence", "constant"))
-    require_choice("model", model, ("adam", "gradient"))
     rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length
     mean = kept_mean if average == "sequence" else constant(longest)
     objective, credit = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean), group_relative(scale)
@@ -87,14 +85,10 @@ def capo_curvature(
     return Algorithm(chain(credit, tell_adam(b1, b2, least)), with_small_adam_steps(objective, *limits))
 
 
-@part
-def tell_adam(beta1: Number, beta2: Number, epsilon: PositiveNumber) -> Transform:
+@stateless_part()
+def tell_adam(batch: Trajectories, beta1: Number, beta2: Number, epsilon: PositiveNumber) -> Trajectories:
     """Controls by which the need "adam_step" knows the run's Adam."""
-
-    def tell(batch: Trajectories) -> Trajectories:
-        return batch.with_controls(beta1=jnp.float32(beta1), beta2=jnp.float32(beta2), epsilon=jnp.float32(epsilon))
-
-    return stateless(tell)
+    return batch.with_controls(beta1=jnp.float32(beta1), beta2=jnp.float32(beta2), epsilon=jnp.float32(epsilon))
 
 
 @part

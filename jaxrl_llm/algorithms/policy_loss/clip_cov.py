@@ -1,20 +1,16 @@
-"""Clip-Cov (The Entropy Mechanism of RL for Reasoning Language Models)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
 
 
-@method(paper="arXiv 2505.22617", year=2025, test="test_trust_region.py::test_clip_cov_by_loop")
+@method(paper="arXiv 2505.22617", test="test_trust_region.py::test_clip_cov_by_loop")
 def clip_cov(
     share: Annotated[float, PAPER] = 2e-4,
     covariance_low: Annotated[float, PAPER] = 1.0,

@@ -1,25 +1,15 @@
-"""Decoupled Importance-Sampling Weight Clipping (DISPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.filters import drop_uniform_groups
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.objectives.weights import by_sign, clipped
+from jaxrl_llm.advantages import drop_uniform_groups, group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import by_sign, clipped, log_probability, policy_gradient, token_mean, token_ratio
 
 
-@method(paper="arXiv 2602.00983", year=2026, test="test_weighted.py::test_dispo_is_the_loop_over_groups_that_differ")
+@method(paper="arXiv 2602.00983", test="test_weighted.py::test_dispo_is_the_loop_over_groups_that_differ")
 @run_settings(several_steps("several gradient steps on a batch: at the first all ratios are 1"))
 def dispo(
     positive_low: Annotated[float, PAPER] = 0.2,

@@ -1,15 +1,11 @@
-"""Divergence Proximal Policy Optimization (Rethinking the Trust Region)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count
-from jaxrl_llm.objectives.averaging.averages import constant
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, RUN, Count
+from jaxrl_llm.objectives.averages import constant
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import log_probability
@@ -18,7 +14,6 @@ from jaxrl_llm.objectives.weights import capped, product, within_divergence
 
 @method(
     paper="arXiv 2602.04879",
-    year=2026,
     test="test_weighted.py::test_dppo_is_the_loop",
     beside={"top_k": ("divergences over the most probable tokens", "those tokens' log-probabilities at sampling")},
 )

@@ -1,5 +1,3 @@
-"""Group-relative Bounded Policy Optimization (Bounded Ratio RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -9,22 +7,16 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import FractionNumber, NonNegativeNumber, Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
 from jaxrl_llm.core.buckets import bucket_moments
+from jaxrl_llm.core.kinds import CODE, FractionNumber, NonNegative, NonNegativeNumber, Number, Positive, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, chain, part, stateless_part
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 
 
-@method(paper="arXiv 2604.18578", year=2026, test="test_trust_region.py::test_gbpo_by_loop")
+@method(paper="arXiv 2604.18578", test="test_trust_region.py::test_gbpo_by_loop")
 @run_settings(several_steps("several gradient steps on a batch, towards ratios away from 1", 5))
 def gbpo(
     low: Annotated[float, CODE] = 0.3,
@@ -63,18 +55,19 @@ def bounded_ratio(z: jax.Array, low: Number, high: Number) -> jax.Array:
     return 1 - low + (low + high) * jax.nn.sigmoid(z)
 
 
-@part
+@stateless_part()
 def aim_at_bounds(
-    low: FractionNumber, high: NonNegativeNumber, temperature: Number, ddof: int = 1, epsilon: Number = 1e-6
-) -> Transform:
+    batch: Trajectories,
+    low: FractionNumber,
+    high: NonNegativeNumber,
+    temperature: Number,
+    ddof: int = 1,
+    epsilon: Number = 1e-6,
+) -> Trajectories:
     """Write info["ratio_target"] f32[N], `bounded_ratio` of z = (r - median_g) / (std_g + epsilon) / temperature."""
-
-    def aim(batch: Trajectories) -> Trajectories:
-        deviation = bucket_moments(batch.group, batch.scores, ddof)[2]
-        z = above_baseline(batch.scores, batch.group, "median") / (deviation + epsilon) / temperature
-        return batch.with_info(ratio_target=bounded_ratio(z, low, high))
-
-    return stateless(aim)
+    deviation = bucket_moments(batch.group, batch.scores, ddof)[2]
+    z = above_baseline(batch.scores, batch.group, "median") / (deviation + epsilon) / temperature
+    return batch.with_info(ratio_target=bounded_ratio(z, low, high))
 
 
 @part

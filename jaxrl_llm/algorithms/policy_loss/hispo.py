@@ -1,26 +1,16 @@
-"""Hierarchical Importance Sampling Policy Optimization (LongCat-Flash-Prover)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative, ZeroOrOne
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import constant
-from jaxrl_llm.objectives.off_policy import importance_correction
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AboveOne, Count, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import clip, constant, importance_correction, policy_gradient, token_ratio
 
 
 @method(
     paper="arXiv 2603.21065",
-    year=2026,
     test="test_mismatch.py::test_hispo_is_the_loop",
     beside={"prover": ("the proving environment and its checks", "the run's environment")},
 )

@@ -1,16 +1,10 @@
-"""On-policy training in eight bits: one flow of rounded products in sampler and update (Jet-RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Scale
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, NonNegative, Scale
 
 
 def _in_blocks(config: Any, given: Given) -> bool:
@@ -22,7 +16,7 @@ def _wide_states(config: Any, given: Given) -> bool:
 
 
 @method(
-    paper="arXiv 2601.14243", year=2026, test="test_jet_rl.py::test_it_is_the_model_of_rounded_products",
+    paper="arXiv 2601.14243", test="test_jet_rl.py::test_it_is_the_model_of_rounded_products",
     beside={
         "units": ("the speed of units that multiply float8: values are multiplied as float32", "a kernel with them"),
         "experts": ("rounded products of experts and of latent attention", "a dense model, others are refused"),

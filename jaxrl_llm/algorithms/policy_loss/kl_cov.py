@@ -1,5 +1,3 @@
-"""KL-Cov (The Entropy Mechanism of RL for Reasoning Language Models)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -8,24 +6,20 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import FractionNumber, Number, Source
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, FractionNumber, NonNegative, Number, Source, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute, needed
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Refresh
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
+from jaxrl_llm.core.transform import Refresh
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.covariance import first_k, token_covariances
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.tokens import share_down
+from jaxrl_llm.selection.rows import share_down
 
 
-@method(paper="arXiv 2505.22617", year=2025, test="test_trust_region.py::test_kl_cov_by_loop")
+@method(paper="arXiv 2505.22617", test="test_trust_region.py::test_kl_cov_by_loop")
 def kl_cov(
     share: Annotated[float, CODE] = 2e-4,
     kl_coefficient: Annotated[NonNegative, CODE] = 1.0,

@@ -1,22 +1,14 @@
-"""Length-Unbiased Sequence Policy Optimization (LUSPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
-from jaxrl_llm.objectives.averaging.averages import sequence_sum
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import sequence_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, sequence_sum
 
 
-@method(paper="arXiv 2602.05261", year=2026, test="test_sequence_level.py::test_luspo_is_the_loop")
+@method(paper="arXiv 2602.05261", test="test_sequence_level.py::test_luspo_is_the_loop")
 def luspo(
     clip_low: Annotated[NonNegative, PAPER] = 2e-3,
     clip_high: Annotated[NonNegative, PAPER] = 2.5e-3,

@@ -1,5 +1,3 @@
-"""Mirror Descent Policy Optimization (MDPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -7,23 +5,17 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.returns import whiten_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Estimator, Number, PositiveNumber
+from jaxrl_llm.advantages import group_relative, whiten_advantages
+from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
 from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, Positive, Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.transform import Transform, chain, counted
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped
-from jaxrl_llm.objectives.penalties import kl
+from jaxrl_llm.core.kinds import Estimator, Number, PositiveNumber
+from jaxrl_llm.core.parts import Transform, chain, counted, part
+from jaxrl_llm.objectives import kl, policy_gradient, token_mean, token_ratio, unclipped
 
 
 @method(
     paper="arXiv 2005.09814",
-    year=2020,
     test="test_trust_region.py::test_mdpo_by_loop_and_its_step_sizes",
     beside={"off_policy": ("the off-policy loss and the Tsallis divergence", "other objectives")},
 )

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.kl_rewards import kl_reward, stepwise_kl
-from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Share
+from jaxrl_llm.advantages import generalised_advantages, kl_reward, stepwise_kl, whiten_advantages
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.hooks import Hook
+from jaxrl_llm.core.kinds import CODE, Count, NonNegative, Positive, Share
+from jaxrl_llm.core.parts import Array, Transform, chain, part
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.core.transform import Transform, chain
-from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rollouts.hooked import hooked
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.sampling.filters import Filters, keep, support

@@ -1,5 +1,3 @@
-"""PPO-max (Secrets of RLHF in Large Language Models Part I: PPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,31 +7,19 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.kl_rewards import kl_reward
 from jaxrl_llm.advantages.normalisation import running_reward_scaling
+from jaxrl_llm.advantages.replayed import demonstrated_rows
 from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, control, stateless
-from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import Average, token_mean
-from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
-from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Number, Positive
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part, stateless_part
+from jaxrl_llm.objectives import Average, clip, entropy, imitation, policy_gradient, token_mean, token_ratio, value_loss
+from jaxrl_llm.objectives.averages import count_tokens, mean_by
 from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
-from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
+from jaxrl_llm.utils.errors import is_off
 
 
 def sampled_rows(batch: Trajectories) -> jax.Array:
@@ -41,11 +27,7 @@ def sampled_rows(batch: Trajectories) -> jax.Array:
     return ~demonstrated_rows(batch)
 
 
-@method(
-    paper="arXiv 2307.04964",
-    year=2023,
-    test="test_actor_critic.py::test_ppo_max_is_its_loop",
-)
+@method(paper="arXiv 2307.04964", test="test_actor_critic.py::test_ppo_max_is_its_loop")
 @presets(
     paper={"kl_coefficient": 0.05, "reward_scaling": "normalise", "reward_clip": 0.3},
     code={"kl_coefficient": 0.01, "reward_scaling": "scale", "reward_clip": None},
@@ -92,7 +74,6 @@ def ppo_max(
     the tokens of these texts.
     The paper takes texts of pretraining, without the prompts.
     """
-    require_choice("reward_scaling", reward_scaling, ("scale", "normalise", "none"))
     texts = not is_off(pretraining_coefficient)
     transform = chain_present(
         demonstrations_apart() if texts else None,
@@ -114,21 +95,17 @@ def ppo_max(
     return Algorithm(transform, objective, rollout=with_demonstration(group(), column))
 
 
-@part
-def demonstrations_apart() -> Transform:
+@stateless_part({"demonstrated", "old_logp"})
+def demonstrations_apart(batch: Trajectories) -> Trajectories:
     """Demonstrations have no score, so that they count in no baseline and have no advantage, and old_logp as behaviour.
 
     Needs "demonstrated" and "old_logp".
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        rows = demonstrated_rows(batch)
-        return batch.replace(
-            reward=jnp.where(rows, jnp.nan, batch.scores),
-            behaviour_logp=jnp.where(rows[:, None], batch.need("old_logp"), batch.behaviour_logp),
-        )
-
-    return stateless(apply, {"demonstrated", "old_logp"})
+    rows = demonstrated_rows(batch)
+    return batch.replace(
+        reward=jnp.where(rows, jnp.nan, batch.scores),
+        behaviour_logp=jnp.where(rows[:, None], batch.need("old_logp"), batch.behaviour_logp),
+    )
 
 
 @part

@@ -1,19 +1,15 @@
-"""PPO with a scaled outer step."""
-
 from __future__ import annotations
 
 import dataclasses
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive, Range
 from jaxrl_llm.core.outer_loop import outer_step
 
 
-@method(paper="arXiv 2603.06009", year=2026, test="test_outer_loops.py::test_ppo_outer_scale_by_loop")
+@method(paper="arXiv 2603.06009", test="test_outer_loops.py::test_ppo_outer_scale_by_loop")
 def ppo_outer_scale(
     scale: Annotated[Positive, OURS] = 0.5,
     momentum: Annotated[float, Range(least=0, below=1), OURS] = 0.0,

@@ -1,5 +1,3 @@
-"""Ratio-Variance Regularized Policy Optimization (R2VPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,14 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.transform import chain, controller
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped
-from jaxrl_llm.objectives.penalties import ratio_variance
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.parts import chain, controller, part
+from jaxrl_llm.objectives import policy_gradient, ratio_variance, token_mean, token_ratio, unclipped
 from jaxrl_llm.replay.base import whole_groups
 
 
@@ -30,7 +24,7 @@ def dual_ascent(rate: float) -> Callable[[jax.Array, dict[str, jax.Array]], jax.
     return ascend
 
 
-@method(paper="arXiv 2601.03320", year=2026, test="test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip")
+@method(paper="arXiv 2601.03320", test="test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip")
 def r2vpo(
     variance_limit: Annotated[NonNegative, OURS] = 0.02,
     multiplier: Annotated[NonNegative, CODE] = 0.04,

@@ -1,5 +1,3 @@
-"""Reach-Aware Value Learning (RAVL)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -7,6 +5,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages import whiten_advantages
 from jaxrl_llm.advantages.returns import (
     at_last_action,
     explained_variance,
@@ -16,26 +15,21 @@ from jaxrl_llm.advantages.returns import (
     needed_values,
     scored_actions,
     terminal_rewards,
-    whiten_advantages,
 )
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import FractionNumber
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, Fraction, FractionNumber, NonNegative, Positive
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, totals_of
 from jaxrl_llm.core.transform import Objective, Transform, chain, stateless
+from jaxrl_llm.objectives import value_loss
 from jaxrl_llm.objectives.preference.pairs import coupled
-from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.utils.errors import InputError
 
 
 @method(
     paper="arXiv 2402.12527",
-    year=2024,
     test="test_ravl.py::test_it_is_the_loop",
     beside={
         "control": (

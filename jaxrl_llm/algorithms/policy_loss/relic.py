@@ -1,5 +1,3 @@
-"""Partial updates within very long episodes (ReLIC)."""
-
 from __future__ import annotations
 
 import math
@@ -7,6 +5,7 @@ from typing import Annotated
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages import whiten_advantages
 from jaxrl_llm.advantages.returns import (
     at_last_action,
     explained_variance,
@@ -14,26 +13,18 @@ from jaxrl_llm.advantages.returns import (
     needed_values,
     scored_actions,
     terminal_rewards,
-    whiten_advantages,
 )
-from jaxrl_llm.advantages.tokens.windows import newest_window, unfinished_rows
+from jaxrl_llm.advantages.tokens import newest_window, unfinished_rows
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import FractionNumber
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, RUN, Count, Fraction, FractionNumber, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import entropy, value_loss
 
 
 @method(
     paper="arXiv 2410.02751",
-    year=2024,
     test="test_relic.py::test_it_is_the_loop",
     beside={
         "sink_kv": (
@@ -99,25 +90,23 @@ def windows_so_far(batch: Trajectories) -> Array:
     return jnp.where(acted, newest - first + 1, 0).astype(jnp.int32)
 
 
-@part
-def partial_updates(full_every: Count = 4, gamma: FractionNumber = 1.0, lam: FractionNumber = 0.95) -> Transform:
+@stateless_part(needed_values())
+def partial_updates(
+    batch: Trajectories, full_every: Count = 4, gamma: FractionNumber = 1.0, lam: FractionNumber = 0.95
+) -> Trajectories:
     """Generalised advantages of episodes so far; other tokens than those of S, see `relic`, weigh nothing.
 
     A row that goes on has the reward 0 so far, and no score is read. One without new tokens, that waits for its group,
     weighs nothing. Writes the control "explained_variance", over S.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        goes_on, window = unfinished_rows(batch), newest_window(batch)
-        known = batch.replace(reward=jnp.where(goes_on, 0.0, batch.scores))
-        V, mask = batch.need("values"), scored_actions(known)
-        after = jnp.where(goes_on, at_last_action(V, batch), 0.0)
-        A, R = gae(terminal_rewards(known), V, mask, gamma, lam, bootstrap=after)
-        full = ~goes_on | (jnp.any(window, axis=1) & (windows_so_far(batch) % full_every == 0))
-        now = mask & (window | full[:, None])
-        before = jnp.ones(batch.tokens.shape) if batch.weights is None else batch.weights
-        return known.replace(
-            advantages=jnp.where(now, A, 0.0), returns=jnp.where(now, R, 0.0), weights=before * now
-        ).with_controls(explained_variance=explained_variance(V, R, now))
-
-    return stateless(apply, needs=needed_values())
+    goes_on, window = unfinished_rows(batch), newest_window(batch)
+    known = batch.replace(reward=jnp.where(goes_on, 0.0, batch.scores))
+    V, mask = batch.need("values"), scored_actions(known)
+    after = jnp.where(goes_on, at_last_action(V, batch), 0.0)
+    A, R = gae(terminal_rewards(known), V, mask, gamma, lam, bootstrap=after)
+    full = ~goes_on | (jnp.any(window, axis=1) & (windows_so_far(batch) % full_every == 0))
+    now = mask & (window | full[:, None])
+    before = jnp.ones(batch.tokens.shape) if batch.weights is None else batch.weights
+    return known.replace(
+        advantages=jnp.where(now, A, 0.0), returns=jnp.where(now, R, 0.0), weights=before * now
+    ).with_controls(explained_variance=explained_variance(V, R, now))

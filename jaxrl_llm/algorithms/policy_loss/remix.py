@@ -1,5 +1,3 @@
-"""Reincarnating Mix-policy Proximal Policy Gradient (ReMix)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -8,10 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Estimator, Number, Source
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
 from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.arguments.ranges import (
     AtLeastOne,
@@ -22,15 +17,13 @@ from jaxrl_llm.core.arguments.ranges import (
     ZeroOrOne,
     check_bounds,
 )
+from jaxrl_llm.core.kinds import Estimator, Number, Source
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, counted, part
 from jaxrl_llm.core.reference import Params, ReferenceRule
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain, counted
-from jaxrl_llm.objectives import entropy, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.averaging.averages import Average, Mean
-from jaxrl_llm.objectives.penalties import kl
-from jaxrl_llm.objectives.surrogates import Surrogate, clip
+from jaxrl_llm.objectives import Average, clip, entropy, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.averages import Mean
+from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.replay.base import times_as_many, whole_groups
 
 PASSES = (
@@ -49,7 +42,7 @@ PASSES = (
 )
 
 
-@method(paper="arXiv 2507.06892", year=2025, test="test_trust_region.py::test_remix_by_loop")
+@method(paper="arXiv 2507.06892", test="test_trust_region.py::test_remix_by_loop")
 @run_settings(*PASSES)
 def remix(
     clip_low: Annotated[NonNegative, OURS] = 0.2,

@@ -1,5 +1,3 @@
-"""Stable Alignment Finetuning with Entropy-aware predictive control (SAFE)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,22 +8,17 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import sequence_values, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Number, Positive, PositiveNumber
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, State, Transform, chain, control
-from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, State, Trajectories, Transform, chain, control, part
+from jaxrl_llm.objectives import Average, entropy, token_mean, value_loss
+from jaxrl_llm.objectives.averages import Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.objectives.values import huber, last_action_mean, value_loss
+from jaxrl_llm.objectives.values import huber, last_action_mean
 
 
-@method(paper="arXiv 2602.04651", year=2026, test="test_actor_critic.py::test_safe_is_its_loop")
+@method(paper="arXiv 2602.04651", test="test_actor_critic.py::test_safe_is_its_loop")
 def safe_entropy_aware(
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,

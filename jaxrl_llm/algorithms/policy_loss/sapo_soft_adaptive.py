@@ -1,22 +1,14 @@
-"""Soft Adaptive Policy Optimization (SAPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, ZeroOrOne
-from jaxrl_llm.objectives.averaging.averages import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import soft_gate
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Positive, Scale, ZeroOrOne
+from jaxrl_llm.objectives import policy_gradient, sequence_mean, soft_gate, token_ratio
 
 
-@method(paper="arXiv 2511.20347", year=2025, test="test_weighted.py::test_sapo_is_the_loop")
+@method(paper="arXiv 2511.20347", test="test_weighted.py::test_sapo_is_the_loop")
 def sapo_soft_adaptive(
     positive_temperature: Annotated[Positive, PAPER] = 1.0,
     negative_temperature: Annotated[Positive, PAPER] = 1.05,

@@ -1,5 +1,3 @@
-"""Truncated Proximal Policy Optimization (T-PPO)."""
-
 from __future__ import annotations
 
 import math
@@ -17,21 +15,16 @@ from jaxrl_llm.advantages.returns import (
     scored_actions,
     terminal_rewards,
 )
-from jaxrl_llm.advantages.tokens.windows import extended_gae, newest_window, unfinished_rows
+from jaxrl_llm.advantages.tokens import extended_gae, newest_window, unfinished_rows
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import FractionNumber
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, RUN, Count, FractionNumber, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless, totals_of
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.core.trajectory import Trajectories, totals_of
-from jaxrl_llm.core.transform import Transform, stateless
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import value_loss
 
 
-@method(paper="arXiv 2506.15050", year=2025, test="test_truncated.py::test_it_is_its_loop")
+@method(paper="arXiv 2506.15050", test="test_truncated.py::test_it_is_its_loop")
 def t_ppo(
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,

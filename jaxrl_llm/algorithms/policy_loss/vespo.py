@@ -1,5 +1,3 @@
-"""Variational Sequence-Level Soft Policy Optimization (VESPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,25 +6,17 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number, Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, NonNegative, Number, Scale, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.objectives import by_sign, gamma, log_probability, policy_gradient, sequence_ratio, token_mean
 from jaxrl_llm.objectives.off_policy import importance_weight, mismatch
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import sequence_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.objectives.weights import by_sign, gamma, of_scaled_ratio
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.objectives.weights import of_scaled_ratio
 
 
-@method(paper="arXiv 2602.10693", year=2026, test="test_sequence_level.py::test_vespo_is_the_loop")
+@method(paper="arXiv 2602.10693", test="test_sequence_level.py::test_vespo_is_the_loop")
 def vespo(
     positive_power: Annotated[float, CODE] = 2.0,
     positive_decay: Annotated[float, CODE] = 3.0,
@@ -51,7 +41,6 @@ def vespo(
     to old policy times the product of the tokens' weights w of old to behaviour policy, as min(w, cap), or as w where
     w <= cap and 1e-8 elsewhere. W is at least 1e-8.
     """
-    require_choice("correction", correction, ("none", "truncate", "mask"))
     weight = by_sign(gamma(positive_power, positive_decay), gamma(negative_power, negative_decay))
     ratio = sequence_ratio("behaviour" if correction == "none" else "old", mean=False)
     if correction != "none":

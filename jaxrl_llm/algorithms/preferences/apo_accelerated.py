@@ -1,22 +1,17 @@
-"""Accelerated Preference Optimization (APO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Fraction, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, RECALLED, Fraction, Positive
 from jaxrl_llm.core.outer_loop import extrapolated
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives import loss_named, pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss
-from jaxrl_llm.objectives.preference.pairwise import pairwise
 
 
-@method(paper="arXiv 2410.06293", year=2024, test="test_outer_loops.py::test_apo_accelerated_by_loop")
+@method(paper="arXiv 2410.06293", test="test_outer_loops.py::test_apo_accelerated_by_loop")
 def apo_accelerated(
     momentum: Annotated[Fraction, RECALLED] = 0.3,
     round_updates: Annotated[int, OURS] = 16,

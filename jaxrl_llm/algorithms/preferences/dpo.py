@@ -1,24 +1,18 @@
-"""Direct Preference Optimization (DPO), with any loss on pairs."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive, Range
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative, Positive, Range
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import chosen_likelihood, loss_named, on_policy_weights, pairwise, shared_length
 from jaxrl_llm.objectives.preference.losses import PairLoss
-from jaxrl_llm.objectives.preference.pairwise import chosen_likelihood, on_policy_weights, pairwise, shared_length
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
 DivergenceName = Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"]
 
 
-@method(paper="arXiv 2305.18290", year=2023, test="test_offline_preferences.py::test_dpo_by_loop")
+@method(paper="arXiv 2305.18290", test="test_offline_preferences.py::test_dpo_by_loop")
 @run_settings(*given_responses(2))
 def dpo(
     loss: Annotated[str | PairLoss, PAPER] = "sigmoid",

@@ -1,36 +1,24 @@
-"""Decoupled Reward Policy Optimization (DRPO)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Estimator, Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Coefficient, Objective, chain, control
-from jaxrl_llm.objectives.penalties import kl
-from jaxrl_llm.objectives.preference.pairs import discriminative
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, RUN, AtLeastOne, Estimator, NonNegative, Number, Positive
+from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, batch_part, chain, control, part
+from jaxrl_llm.core.transform import Coefficient
+from jaxrl_llm.objectives import discriminative, kl
+from jaxrl_llm.utils.errors import is_off
 
 
-@part
-def brevity(longest: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def brevity(batch: Trajectories, longest: float) -> jax.Array:
     """A function `batch -> f32[N]`: 1 - length / longest."""
-
-    def brevity(batch: Trajectories) -> jax.Array:
-        return 1 - batch.lengths / longest
-
-    return brevity
+    return 1 - batch.lengths / longest
 
 
-@method(paper="arXiv 2510.04474", year=2025, test="test_preference.py::test_drpo_by_loop_however_it_is_split")
+@method(paper="arXiv 2510.04474", test="test_preference.py::test_drpo_by_loop_however_it_is_split")
 def drpo_decoupled_reward(
     length_temperature: Annotated[Positive, CODE] = 0.1,
     temperature: Annotated[Positive, CODE] = 10.0,
@@ -53,7 +41,6 @@ def drpo_decoupled_reward(
     ("low_var_kl"), over the whole batch. The loss has the value of this formula; the released code uses a surrogate
     with the same gradient and another value.
     """
-    require_choice("kl_estimator", kl_estimator, ("kl", "low_var_kl"))
     longest = 8192 if max_length is None else max_length
 
     objective = discriminative(brevity(longest), threshold, length_temperature, temperature)

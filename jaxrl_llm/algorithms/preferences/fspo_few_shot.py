@@ -1,5 +1,3 @@
-"""Few-Shot Preference Optimization (FSPO)."""
-
 from __future__ import annotations
 
 from collections import defaultdict
@@ -8,21 +6,17 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import Positive, check_number
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, Positive, check_number
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.data.columns import CHOSEN, REJECTED
-from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives import loss_named, pairwise
 from jaxrl_llm.objectives.preference.losses import of_sums
-from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 from jaxrl_llm.utils.errors import InputError, several, shown
 
 
-@method(paper="arXiv 2502.19312", year=2025, test="test_few_shots.py::test_fspo_few_shot_by_loop")
+@method(paper="arXiv 2502.19312", test="test_few_shots.py::test_fspo_few_shot_by_loop")
 @run_settings(*given_responses(2))
 def fspo_few_shot(beta: Annotated[Positive, CODE] = 0.01) -> Algorithm:
     """Few-Shot Preference Optimization (FSPO).

@@ -1,21 +1,15 @@
-"""Identity Preference Optimization (IPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import Positive
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.by_name import loss_named
-from jaxrl_llm.objectives.preference.pairwise import pairwise
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, Positive
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import loss_named, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
 
-@method(paper="arXiv 2310.12036", year=2023, test="test_offline_preferences.py::test_ipo_by_loop")
+@method(paper="arXiv 2310.12036", test="test_offline_preferences.py::test_ipo_by_loop")
 @run_settings(*given_responses(2))
 def ipo(
     beta: Annotated[Positive, CODE] = 0.1,

@@ -1,20 +1,15 @@
-"""Kahneman-Tversky Optimization (KTO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.verdicts import mismatched_kl, verdicts
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import PAPER, NonNegative, Positive
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import mismatched_kl, verdicts
 from jaxrl_llm.rollouts.guidance.responses import judged_completions
 
 
-@method(paper="arXiv 2402.01306", year=2024, test="test_offline_preferences.py::test_kto_by_loop")
+@method(paper="arXiv 2402.01306", test="test_offline_preferences.py::test_kto_by_loop")
 @run_settings(*given_responses(1))
 def kto(
     beta: Annotated[Positive, PAPER] = 0.1,

@@ -1,5 +1,3 @@
-"""Likelihood over-optimisation indicators for direct alignment."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any
@@ -7,16 +5,11 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import DivergenceName, dpo
-from jaxrl_llm.algorithms.run_settings import Given, RunSetting, given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective
-from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive, check_number
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
+from jaxrl_llm.objectives.averages import averaged, token_mean
 from jaxrl_llm.objectives.preference.losses import PairLoss
 
 ENTROPY = "indicators/top_entropy"
@@ -29,7 +22,7 @@ def _ends_by(name: str, value: Any) -> RunSetting:
     return RunSetting(name, lambda given: value, fits, "held-out figures by which it ends")
 
 
-@method(paper="arXiv 2410.11677", year=2024, test="test_indicators.py::test_likelihood_overopt_indicators_by_loop")
+@method(paper="arXiv 2410.11677", test="test_indicators.py::test_likelihood_overopt_indicators_by_loop")
 @run_settings(
     *given_responses(2), _ends_by("eval_every", 10), _ends_by("eval_metric", ENTROPY), _ends_by("eval_patience", 3)
 )

@@ -1,5 +1,3 @@
-"""Listwise Preference Optimization (LiPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,17 +6,10 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Positive, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
-from jaxrl_llm.core.transform import Metrics, Objective, chain
-from jaxrl_llm.objectives.preference.listwise import scored_rows
-from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import OURS, RECALLED, Positive, PositiveNumber
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, weighted
+from jaxrl_llm.objectives.preference.pairs import coupled, scored_rows
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.rollouts.guidance.responses import listed_completions
 from jaxrl_llm.utils.errors import unknown
@@ -38,7 +29,7 @@ class Lists(NamedTuple):
 ListLoss = Callable[[Lists], jax.Array]  # -> f32[N], shares of the sum over lists
 
 
-@method(paper="arXiv 2402.01878", year=2024, test="test_lists.py::test_lipo_by_loop")
+@method(paper="arXiv 2402.01878", test="test_lists.py::test_lipo_by_loop")
 @run_settings(*given_responses(None))
 def lipo(
     loss: Annotated[str | ListLoss, OURS] = "lambda",
@@ -68,7 +59,6 @@ def listwise(loss: ListLoss, beta: PositiveNumber = 0.05) -> Objective:
     reference, whose labels are the rewards. Metrics: "listwise", the loss; "rewards/accuracies" and "rewards/margins",
     means over the pairs of a list with different labels of whether, and by how much, the scores differ likewise.
     """
-    check_number("beta", beta, above=0)
 
     def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         return beta * jnp.sum(weighted(log_ratio_to(outputs, batch, "reference"), batch), axis=1)

@@ -1,5 +1,3 @@
-"""Mixed Preference Optimization (MPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, NamedTuple
@@ -7,24 +5,18 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import PAPER, RECALLED
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import PAPER, RECALLED, NonNegative, Positive, PositiveNumber
 from jaxrl_llm.core.log_ratios import log_ratio_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, State, Transform, control
-from jaxrl_llm.objectives.preference.losses import Pairs, of_each_pair, sigmoid, weighted_losses
-from jaxrl_llm.objectives.preference.pairwise import best_and_worst, pairwise
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, State, Trajectories, Transform, control, part
+from jaxrl_llm.objectives import best_and_worst, pairwise, weighted_losses
+from jaxrl_llm.objectives.preference.losses import Pairs, of_each_pair, sigmoid
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
 SHIFT = "reward_shift"  # control: the mean of beta u so far
 
 
-@method(paper="arXiv 2411.10442", year=2024, test="test_mpo.py::test_mpo_by_loop")
+@method(paper="arXiv 2411.10442", test="test_mpo.py::test_mpo_by_loop")
 @run_settings(*given_responses(2))
 def mpo(
     preference: Annotated[NonNegative, RECALLED] = 0.8,

@@ -1,5 +1,3 @@
-"""Offline Preference-guided Policy Optimization (OPPO)."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -8,22 +6,15 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Range
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Range
+from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, part
 from jaxrl_llm.data.chat.encode import with_text
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
 from jaxrl_llm.rewards.specs import GIVEN
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError
 
 PREFIX = "[style {code}] "
@@ -31,7 +22,7 @@ GOAL = "goal/"  # before numbers of codes, in controls and metrics
 
 
 @method(
-    paper="arXiv 2305.16217", year=2023, test="test_oppo.py::test_it_is_the_loop",
+    paper="arXiv 2305.16217", test="test_oppo.py::test_it_is_the_loop",
     beside={"vector": ("latents that are vectors; here distributions over codes", "a policy that reads a vector")},
 )  # fmt: skip
 @run_settings(

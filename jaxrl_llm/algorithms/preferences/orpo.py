@@ -1,21 +1,15 @@
-"""Odds Ratio Preference Optimization (ORPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.by_name import loss_named
-from jaxrl_llm.objectives.preference.pairwise import chosen_likelihood, pairwise
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import PAPER, NonNegative, Positive
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
 
-@method(paper="arXiv 2403.07691", year=2024, test="test_offline_preferences.py::test_orpo_by_loop")
+@method(paper="arXiv 2403.07691", test="test_offline_preferences.py::test_orpo_by_loop")
 @run_settings(*given_responses(2))
 def orpo(
     beta: Annotated[Positive, PAPER] = 0.1,

@@ -1,53 +1,43 @@
-"""Policy Filtration for PPO (PF-PPO)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AtLeastOne, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, step_part
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import keep_weighted, ranks_within, resampled_counts
 from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def drawn_by_score(scheme: Scheme, draws: float | None, power: float) -> Callable[[jax.Array, Trajectories], jax.Array]:
+@step_part
+def drawn_by_score(
+    step: jax.Array, batch: Trajectories, scheme: Scheme, draws: float | None, power: float
+) -> jax.Array:
     """A function `(step, batch) -> f32[N]`: how often each row is drawn by a scheme of `pf_ppo`."""
-
-    def drawn(step: jax.Array, batch: Trajectories) -> jax.Array:
-        scored, noise = ~jnp.isnan(batch.scores), row_noise(batch, step)
-        keys = batch.group if scheme in RANK_SCHEMES else jnp.zeros_like(batch.group)
-        (size,) = bucket_sums(keys, scored.astype(jnp.float32))
-        if scheme in RANK_SCHEMES:
-            weights = rank_weights(ranks_within(keys, batch.scores, noise, scored), size, scheme)
-        else:
-            weights = score_weights(batch.scores, scored, scheme, power)
-        return resampled_counts(
-            jnp.where(scored, weights, 0.0),
-            keys,
-            size if draws is None else draws,
-            key_noise(row_noise(batch, step + 2**20), keys, scored),
-            noise,
-        )
-
-    return drawn
+    scored, noise = ~jnp.isnan(batch.scores), row_noise(batch, step)
+    keys = batch.group if scheme in RANK_SCHEMES else jnp.zeros_like(batch.group)
+    (size,) = bucket_sums(keys, scored.astype(jnp.float32))
+    if scheme in RANK_SCHEMES:
+        weights = rank_weights(ranks_within(keys, batch.scores, noise, scored), size, scheme)
+    else:
+        weights = score_weights(batch.scores, scored, scheme, power)
+    return resampled_counts(
+        jnp.where(scored, weights, 0.0),
+        keys,
+        size if draws is None else draws,
+        key_noise(row_noise(batch, step + 2**20), keys, scored),
+        noise,
+    )
 
 
 @method(
     paper="arXiv 2409.06957",
-    year=2024,
     test="test_selecting.py::test_pf_ppo_counts_what_it_draws",
     beside={"normalisation": ("the normalisation of rewards", "a transform of rewards")},
 )
@@ -73,8 +63,6 @@ def pf_ppo(
     `ppo` with clip_low, clip_high and kl_coefficient, computed before the selection and not corrected for it. The
     critic learns from the same samples. The paper prefers "best_random" and "best_worst", and normalises rewards.
     """
-    require_choice("scheme", scheme, (*RANK_SCHEMES, *SCORE_SCHEMES))
-
     base = ppo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient)
     return Algorithm(chain(base.transform, keep_weighted(drawn_by_score(scheme, draws, power))), base.objective)
 

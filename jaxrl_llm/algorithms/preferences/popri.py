@@ -1,22 +1,15 @@
-"""Policy Optimization for Private Data (POPri)."""
-
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, batch_part, counted, step_part
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import counted
-from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, pairwise
+from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 
@@ -24,7 +17,7 @@ STEP = 2.0**-24  # of the uniform noise, which is kept within one of 0 and 1, so
 
 
 @method(
-    paper="arXiv 2504.16438", year=2025, test="test_client_votes.py::test_popri_by_loop_and_worked_example",
+    paper="arXiv 2504.16438", test="test_client_votes.py::test_popri_by_loop_and_worked_example",
     needs={"votes": "what each client says of a sample"},
     beside={"privacy": ("the account of the privacy that all rounds spend, and noise that nobody can draw again",
                         "an accountant of the subsampled Gaussian mechanism")},
@@ -78,35 +71,27 @@ def clipped_votes(votes: jax.Array, rows: jax.Array) -> jax.Array:
     return z / jnp.maximum(jnp.linalg.norm(z, axis=0), 1.0)
 
 
-@part
-def scored_by_clients(noise: NonNegative = 19.3) -> Any:
+@step_part
+def scored_by_clients(step: jax.Array, batch: Trajectories, noise: NonNegative = 19.3) -> Trajectories:
     """A function `(step, batch) -> batch`: the reward is the noisy mean of `clipped_votes` of info["votes"] f32[N, C].
 
     Without votes the reward is the vote of one client. Rows without a vote have no score.
     """
-
-    def scored(step: jax.Array, batch: Trajectories) -> Trajectories:
-        votes = (batch.info or {}).get("votes", batch.scores[:, None])
-        rows = ~jnp.isnan(batch.scores) & ~jnp.any(jnp.isnan(votes), axis=1)
-        drawn = jax.scipy.special.ndtri(jnp.clip(row_noise(batch, step), STEP, 1 - STEP))
-        score = (jnp.sum(clipped_votes(votes, rows), axis=1) + noise * drawn) / votes.shape[1]
-        return batch.replace(reward=jnp.where(rows, score, jnp.nan))
-
-    return scored
+    votes = (batch.info or {}).get("votes", batch.scores[:, None])
+    rows = ~jnp.isnan(batch.scores) & ~jnp.any(jnp.isnan(votes), axis=1)
+    drawn = jax.scipy.special.ndtri(jnp.clip(row_noise(batch, step), STEP, 1 - STEP))
+    score = (jnp.sum(clipped_votes(votes, rows), axis=1) + noise * drawn) / votes.shape[1]
+    return batch.replace(reward=jnp.where(rows, score, jnp.nan))
 
 
-@part
-def first_and_ranked(rank: Count = 4) -> ChoosePairs:
+@batch_part
+def first_and_ranked(batch: Trajectories, rank: Count = 4) -> RowPairs:
     """Of each group the row with the highest reward, and that of rank `rank` or the last that is scored; P = N."""
-
-    def choose(batch: Trajectories) -> RowPairs:
-        reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
-        known = ~jnp.isnan(reward)
-        place = ranks_within(batch.group, jnp.nan_to_num(reward), row_noise(batch, 0), known)
-        mates = (batch.group[:, None] == batch.group) & known[:, None] & known
-        wanted = jnp.minimum(rank, jnp.sum(mates, axis=1) - 1)
-        other = jnp.argmax(mates & (place == wanted[:, None]), axis=1)
-        valid = known & (place == 0) & (wanted > 0) & (reward > reward[other])
-        return RowPairs(rows, other, valid)
-
-    return choose
+    reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
+    known = ~jnp.isnan(reward)
+    place = ranks_within(batch.group, jnp.nan_to_num(reward), row_noise(batch, 0), known)
+    mates = (batch.group[:, None] == batch.group) & known[:, None] & known
+    wanted = jnp.minimum(rank, jnp.sum(mates, axis=1) - 1)
+    other = jnp.argmax(mates & (place == wanted[:, None]), axis=1)
+    valid = known & (place == 0) & (wanted > 0) & (reward > reward[other])
+    return RowPairs(rows, other, valid)

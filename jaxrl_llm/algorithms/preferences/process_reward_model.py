@@ -1,5 +1,3 @@
-"""Process reward model (PRM)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -7,25 +5,19 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import Count
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, stateless
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, Count
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
-from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
+from jaxrl_llm.objectives.averages import averaged, token_mean
 from jaxrl_llm.objectives.preference.reward_models import class_loss
 from jaxrl_llm.rewards.specs import GIVEN
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.episode import given
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(paper="arXiv 2305.20050", year=2023, test="test_process_rewards.py::test_process_reward_model_by_loop")
+@method(paper="arXiv 2305.20050", test="test_process_rewards.py::test_process_reward_model_by_loop")
 @run_settings(*given_responses(1))
 def process_reward_model(
     separator: Annotated[str, CODE] = "\n",

@@ -1,5 +1,3 @@
-"""Reward model of pairs (Bradley-Terry)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -7,27 +5,20 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Task
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, NonNegative, Number
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, part
+from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair
-from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.objectives.preference.reward_models import bradley_terry_loss
 from jaxrl_llm.rewards.models.whole import encoded
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.episode import given
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(paper="arXiv 2203.02155", year=2022, test="test_scored_pairs.py::test_loss_and_gradients_are_trls")
+@method(paper="arXiv 2203.02155", test="test_scored_pairs.py::test_loss_and_gradients_are_trls")
 @run_settings(*given_responses(2))
 def reward_model(centring: Annotated[NonNegative, CODE] = 0.0) -> Algorithm:
     """Reward model of pairs (Bradley-Terry).

@@ -1,5 +1,3 @@
-"""Self-supervised Preference Optimization (SPO)."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -10,29 +8,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import dpo
-from jaxrl_llm.algorithms.run_settings import RunSetting, given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.core.kinds import OURS, NonNegative, Positive, check_number
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.reward_models import class_loss
 from jaxrl_llm.rewards.specs import GIVEN
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected, response
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError
 
 KEYWORD = 5  # fewest letters of a word that counts as content
 BETWEEN = 0.5  # reward of a degraded response: of a group, the best and the worst are the given pair
 
 
-@method(paper="arXiv 2409.17791", year=2024, test="test_degraded.py::test_spo_self_supervised_by_loop")
+@method(paper="arXiv 2409.17791", test="test_degraded.py::test_spo_self_supervised_by_loop")
 @run_settings(
     *given_responses(None),
     RunSetting(

@@ -1,22 +1,17 @@
-"""Curriculum-Reinforced Agent for GUI Tasks (CRAFT-GUI)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, NonNegative
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.stages import staged
 
 
 @method(
     paper="arXiv 2508.11360",
-    year=2025,
     test="test_curricula.py::test_craft_gui_trains_on_stages",
     beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
 )

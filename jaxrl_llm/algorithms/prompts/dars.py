@@ -1,32 +1,21 @@
-"""Difficulty Adaptive Rollout Sampling (DARS: Depth-Breadth Synergy in RLVR)."""
-
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, NonNegative, check_number
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, known_scores
-from jaxrl_llm.rollouts.programs import scored_samples
+from jaxrl_llm.rollouts.episode import known_scores
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, scored_samples
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(
-    paper="arXiv 2508.13755",
-    year=2025,
-    test="test_own_rollouts.py::test_dars_samples_more_of_a_prompt_the_fewer_are_right",
-)
+@method(paper="arXiv 2508.13755", test="test_own_rollouts.py::test_dars_samples_more_of_a_prompt_the_fewer_are_right")
 def dars(
     rule: Annotated[Literal["equal", "hard"], CODE] = "equal",
     most_samples: Annotated[int | None, CODE] = None,
@@ -48,7 +37,6 @@ def dars(
     clip_high), mean over tokens. DARS-B, the large breadth, is a setting of the run: many prompts_per_step, one
     minibatch, 2 epochs.
     """
-    require_choice("scale", scale, ("none", "std"))
     return Algorithm(
         chain(drop_rows(uniform_groups), group_relative(scale)),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),

@@ -20,15 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import ONLY_MEASURED
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum import networks as nn
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_embeddings, padded_to
@@ -36,14 +33,12 @@ from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
 from jaxrl_llm.curriculum.rules import Machine, ModelOf, Outcome, RuleOf, SuccessModel
 from jaxrl_llm.curriculum.scores import near_target
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.off_policy import importance_correction
+from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.base import times_as_many, whole_groups
 
 
 @method(
     paper="arXiv 2506.05316",
-    year=2025,
     test="test_replayed.py::test_dots_rr_is_the_loop",
     beside={
         "pretrained": (

@@ -1,5 +1,3 @@
-"""Data curation for RL with verifiable reward in competitive programming (DRIVE)."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,11 +7,9 @@ from typing import Annotated
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, check_number
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, check_number
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum.budgets import apportion
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
@@ -25,7 +21,6 @@ from jaxrl_llm.utils.errors import InputError
 
 @method(
     paper="arXiv 2511.06307",
-    year=2025,
     test="test_curricula.py::test_drive_keeps_the_prompts_that_fail",
     beside={
         "supervised": ("the curated supervised stage before it", "supervised training before the run"),

@@ -1,5 +1,3 @@
-"""Group Distributionally Robust Optimization for LLM reasoning (GDRO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,23 +9,19 @@ import numpy as np
 
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Range, Share, check_number
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import RunFacts, Transform, chain
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, Range, Share, check_number
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
+from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.curriculum.budgets import apportion, check_budget
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2601.19280", year=2026, test="test_curricula.py::test_gdro_against_a_loop_over_steps")
+@method(paper="arXiv 2601.19280", test="test_curricula.py::test_gdro_against_a_loop_over_steps")
 def gdro(
     controller: Annotated[Literal["weights", "samples"], PAPER] = "weights",
     bins: Annotated[int, PAPER] = 10,
@@ -68,7 +62,6 @@ def gdro(
     with clip_low, clip_high and kl_coefficient. prompts: entries of the table of weights (None: one for each of the
     run).
     """
-    require_choice("controller", controller, ("weights", "samples"))
     base = grpo(clip_low, clip_high, kl_coefficient, ddof=0, epsilon=epsilon)
     if controller == "samples":
         budget = samples_by_bin(bins, least_samples, most_samples, bandit_rate, uniform_share)

@@ -1,5 +1,3 @@
-"""Instruction-Policy co-evolution (INSPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,20 +8,15 @@ import numpy as np
 from scipy.special import softmax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import problem_of
-from jaxrl_llm.rollouts.programs import samples
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, samples
 from jaxrl_llm.utils.errors import InputError, shown
 
 FIRST = (
@@ -42,7 +35,6 @@ LONGEST = 600  # characters of an instruction
 
 @method(
     paper="arXiv 2512.01945",
-    year=2025,
     test="test_inspo.py::test_the_population_by_hand",
     beside={
         "agents": ("instructions of an agent that searches; here of answers in one turn", "a rollout around agents"),

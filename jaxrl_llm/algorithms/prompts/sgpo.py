@@ -1,5 +1,3 @@
-"""Sorted Group Policy Optimization (sGPO: Trading Inference FLOPs)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -8,11 +6,9 @@ from typing import Annotated
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Range
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, Fraction, NonNegative, Range
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
@@ -21,7 +17,7 @@ from jaxrl_llm.curriculum.scores import least_tried
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(paper="arXiv 2606.08854", year=2026, test="test_curricula.py::test_the_worked_example_of_sgpo")
+@method(paper="arXiv 2606.08854", test="test_curricula.py::test_the_worked_example_of_sgpo")
 def sgpo(
     stage_steps: Annotated[int, OURS] = 100,
     profile: Annotated[str, OURS] = "",

@@ -22,11 +22,9 @@ import numpy as np
 import optax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum import networks as nn
 from jaxrl_llm.curriculum.budgets import by_mixed, by_variance, divide
 from jaxrl_llm.curriculum.compose import choose_prompts
@@ -34,12 +32,11 @@ from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_em
 from jaxrl_llm.curriculum.records import Array, PromptFacts, State
 from jaxrl_llm.curriculum.rules import ModelOf, Outcome, SuccessModel
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 
 @method(
     paper="arXiv 2602.03584",
-    year=2026,
     test="test_v0_value.py::test_the_value_model_is_the_loop",
     beside={
         "generalist": (
@@ -95,7 +92,6 @@ def v0_value(
     step's total. Credit and loss are GRPO's (clip_low, clip_high, kl_coefficient). The paper's rule for the allocation
     was not available: both rules are ours.
     """
-    require_choice("allocation", allocation, ("variance", "target"))
     budget = by_variance if allocation == "variance" else by_mixed(mixed_target)
     model = from_outcomes(
         context, threshold, queries, query_size, heads, bottleneck, width, layers, value_rate, value_steps,

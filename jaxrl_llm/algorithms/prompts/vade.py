@@ -1,22 +1,16 @@
-"""Variance-Aware Dynamic Sampling via Online Difficulty Estimation (VADE)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, NonNegative
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.scores import thompson
 
 
-@method(
-    paper="arXiv 2511.18902", year=2025, test="test_curricula.py::test_vade_tries_prompts_that_are_solved_half_the_time"
-)
+@method(paper="arXiv 2511.18902", test="test_curricula.py::test_vade_tries_prompts_that_are_solved_half_the_time")
 def vade(
     kept: Annotated[float, OURS] = 0.9,
     faded: Annotated[float, OURS] = 0.99,

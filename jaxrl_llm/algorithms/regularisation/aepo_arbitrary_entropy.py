@@ -1,5 +1,3 @@
-"""Arbitrary Entropy Policy Optimization (AEPO)."""
-
 from __future__ import annotations
 
 from asyncio import gather
@@ -12,17 +10,11 @@ import numpy as np
 
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.multipliers import last_entropy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import AboveOne, Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, controller, counted
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, AboveOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, controller, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 
@@ -39,38 +31,32 @@ def temperature_by_entropy(
     return temperature
 
 
-@part
+@step_part
 def exchanged_for_tempered(
-    target_entropy: float, most: float, least_advantage: float
-) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    step: jax.Array, batch: Trajectories, target_entropy: float, most: float, least_advantage: float
+) -> Trajectories:
     """A function `(step, batch) -> batch` that exchanges rows as in `aepo_arbitrary_entropy`."""
-
-    def replaced(step: jax.Array, batch: Trajectories) -> Trajectories:
-        scored = ~jnp.isnan(batch.scores)
-        none = jnp.zeros(scored.shape, bool)
-        tempered = (batch.info or {}).get("tempered", none) == 1  # NaN where a group failed
-        _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
-        A = group_advantage(batch.scores, 2 * index + tempered)
-        noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)
-        good = tempered & scored & (least_advantage < A)
-        K = jnp.minimum(jnp.sum(good), most)
-        K = jnp.where(last_entropy(batch) <= target_entropy, K, K // 2)
-        taken = good & (ranks_within(everywhere, noise, noise, good) < K)
-        normal = scored & ~tempered
-        stay = normal & (ranks_within(everywhere, noise, noise, normal) >= K)
-        weights = batch.loss_weights * (taken | stay | ~scored & ~tempered)[:, None]
-        A = jnp.where(taken, 1.0, jnp.where(tempered, 0.0, A))
-        # They were sampled from another distribution than the policy's, whose log-probabilities old_logp are.
-        behaviour = jnp.where(tempered[:, None], batch.need("old_logp"), batch.behaviour_logp)
-        return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights, behaviour_logp=behaviour)
-
-    return replaced
+    scored = ~jnp.isnan(batch.scores)
+    none = jnp.zeros(scored.shape, bool)
+    tempered = (batch.info or {}).get("tempered", none) == 1  # NaN where a group failed
+    _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
+    A = group_advantage(batch.scores, 2 * index + tempered)
+    noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)
+    good = tempered & scored & (least_advantage < A)
+    K = jnp.minimum(jnp.sum(good), most)
+    K = jnp.where(last_entropy(batch) <= target_entropy, K, K // 2)
+    taken = good & (ranks_within(everywhere, noise, noise, good) < K)
+    normal = scored & ~tempered
+    stay = normal & (ranks_within(everywhere, noise, noise, normal) >= K)
+    weights = batch.loss_weights * (taken | stay | ~scored & ~tempered)[:, None]
+    A = jnp.where(taken, 1.0, jnp.where(tempered, 0.0, A))
+    # They were sampled from another distribution than the policy's, whose log-probabilities old_logp are.
+    behaviour = jnp.where(tempered[:, None], batch.need("old_logp"), batch.behaviour_logp)
+    return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights, behaviour_logp=behaviour)
 
 
 @method(
-    paper="arXiv 2510.08141",
-    year=2025,
-    test="test_entropy_credit.py::test_arbitrary_entropy_swaps_rows_for_right_tempered_ones",
+    paper="arXiv 2510.08141", test="test_entropy_credit.py::test_arbitrary_entropy_swaps_rows_for_right_tempered_ones"
 )
 def aepo_arbitrary_entropy(
     target_entropy: Annotated[NonNegative, CODE] = 0.5,

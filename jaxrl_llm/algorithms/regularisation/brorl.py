@@ -1,20 +1,16 @@
-"""BroRL: Scaling Reinforcement Learning via Broadened Exploration."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.dapo import dapo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import kl, token_mean
 
 
-@method(paper="arXiv 2510.01180", year=2025, test="test_curricula.py::test_brorl_against_a_loop")
+@method(paper="arXiv 2510.01180", test="test_curricula.py::test_brorl_against_a_loop")
 def brorl(
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.4,

@@ -1,47 +1,35 @@
-"""Distribution-Centric Policy Optimization (DCPO)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import last_entropy, revised
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages.multipliers import last_entropy
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.score_function.otr import static_number
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, Positive
+from jaxrl_llm.core.kinds import CODE, AboveOne, NonNegative, Number, Positive
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 
-@part
+@batch_part
 def mixed_with_tempered(
-    target_entropy: float, gap_cap: float, success: float, hot_name: str, cold_name: str
-) -> Callable[[Trajectories], jax.Array]:
+    batch: Trajectories, target_entropy: float, gap_cap: float, success: float, hot_name: str, cold_name: str
+) -> jax.Array:
     """A function `batch -> f32[N, L]`: the advantages of `dcpo_distribution_centric`."""
-
-    def mixed(batch: Trajectories) -> jax.Array:
-        gap = target_entropy - last_entropy(batch)
-        tempered = jnp.where(gap >= 0, batch.need(hot_name), batch.need(cold_name))
-        w = jnp.exp(log_ratio(tempered, batch.behaviour_logp, batch.action_mask))
-        correct = batch.scores > success
-        scored = jnp.maximum(jnp.sum(~jnp.isnan(batch.scores)), 1)
-        alpha = mixture_share(gap, gap_cap, jnp.sum(correct) / scored)
-        return (1 - alpha) * batch.need("advantages") + alpha * correct[:, None] * w
-
-    return mixed
+    gap = target_entropy - last_entropy(batch)
+    tempered = jnp.where(gap >= 0, batch.need(hot_name), batch.need(cold_name))
+    w = jnp.exp(log_ratio(tempered, batch.behaviour_logp, batch.action_mask))
+    correct = batch.scores > success
+    scored = jnp.maximum(jnp.sum(~jnp.isnan(batch.scores)), 1)
+    alpha = mixture_share(gap, gap_cap, jnp.sum(correct) / scored)
+    return (1 - alpha) * batch.need("advantages") + alpha * correct[:, None] * w
 
 
-@method(paper="arXiv 2601.12730", year=2026, test="test_entropy_credit.py::test_dcpo_against_a_loop")
+@method(paper="arXiv 2601.12730", test="test_entropy_credit.py::test_dcpo_against_a_loop")
 def dcpo_distribution_centric(
     target_entropy: Annotated[NonNegative, CODE] = 0.25,
     hot: Annotated[Positive, CODE] = 1.2,

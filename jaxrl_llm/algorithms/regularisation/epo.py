@@ -1,5 +1,3 @@
-"""Entropy-regularized Policy Optimization for multi-turn agents (EPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, NamedTuple
@@ -8,24 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, totals_of, weighted
-from jaxrl_llm.core.transform import Objective, State, Transform, chain
-from jaxrl_llm.objectives.averaging.averages import Average
-from jaxrl_llm.objectives.penalties import entropy, entropy_corridor
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Number, check_number
+from jaxrl_llm.core.parts import Objective, State, Trajectories, Transform, chain, part, totals_of, weighted
+from jaxrl_llm.objectives import Average, entropy, entropy_corridor
 from jaxrl_llm.objectives.ratios import over_span
 
 
 @method(
-    paper="arXiv 2509.22576",
-    year=2025,
-    test="test_regularised.py::test_epo_by_loop",
-    needs={"turns": "episodes of several turns"},
+    paper="arXiv 2509.22576", test="test_regularised.py::test_epo_by_loop", needs={"turns": "episodes of several turns"}
 )
 def epo(
     entropy_coefficient: Annotated[NonNegative, PAPER] = 0.001,

@@ -1,5 +1,3 @@
-"""Lazy Likelihood-Displacement Stabilisation (On GRPO Collapse in Search-R1)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -7,25 +5,15 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Gate
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.objectives import token_mean
-from jaxrl_llm.objectives.averaging.averages import Average
-from jaxrl_llm.objectives.averaging.subset import mean_by
-from jaxrl_llm.objectives.penalties import likelihood_preserving
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_settings, several_steps
+from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Gate, NonNegative
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part
+from jaxrl_llm.objectives import Average, likelihood_preserving, token_mean
+from jaxrl_llm.objectives.averages import mean_by
 
 
 @method(
     paper="arXiv 2512.04220",
-    year=2025,
     test="test_regularised.py::test_llds_by_loop",
     needs={"turns": "episodes of several turns"},
 )
@@ -60,7 +48,6 @@ def llds(
     (kl_coefficient). preset "paper" or "code" sets all of these. The penalty is 0 at the first update of a batch:
     set --epochs or --minibatches.
     """
-    require_choice("penalty_over", penalty_over, ("nonnegative", "all"))
     base = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
     mean = token_mean() if penalty_over == "all" else nonnegative_mean()
     return Algorithm(

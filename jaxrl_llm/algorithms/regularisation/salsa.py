@@ -1,5 +1,3 @@
-"""Soup-based Alignment Learning for Stronger Adaptation (SALSA)."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,12 +7,10 @@ from typing import Annotated
 import jax
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, RECALLED, RUN
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, RECALLED, RUN, NonNegative, Positive, check_number
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
-from jaxrl_llm.core.repr import part
 
 
 def names_of(models: str | None) -> list[str]:
@@ -26,9 +22,7 @@ def names_of(models: str | None) -> list[str]:
     return [name.strip() for name in (models or "").split(",") if name.strip()]
 
 
-@method(
-    paper="arXiv 2411.01798", year=2024, test="test_moving_reference.py::test_salsa_is_ppo_with_the_soup_as_reference"
-)
+@method(paper="arXiv 2411.01798", test="test_moving_reference.py::test_salsa_is_ppo_with_the_soup_as_reference")
 def salsa(
     other: Annotated[str | None, RUN] = None,
     share: Annotated[float, RECALLED] = 0.5,

@@ -1,44 +1,30 @@
-"""Two-Stage Constrained Actor-Critic (TSCAC)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.multipliers import revised
-from jaxrl_llm.advantages.returns import generalised_advantages
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.advantages import generalised_advantages, revised
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.core.kinds import CODE, OURS, RUN, NonNegative, Number, Positive
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part
 from jaxrl_llm.core.reference import Mixture, Params, ReferenceRule, model_names
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio, value_loss
 
 
-@part
-def constrained_weights(multiplier: Number, cap: Number) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def constrained_weights(batch: Trajectories, multiplier: Number, cap: Number) -> jax.Array:
     """A function `batch -> f32[N, L]`: the weights w of `tscac`."""
-
-    def weights(batch: Trajectories) -> jax.Array:
-        constraint = batch.need("reference_logp") - batch.need("old_logp")
-        # The exponent is bounded like log-ratios, so that the weights stay finite.
-        exponent = jnp.clip(constraint + batch.need("advantages") / multiplier, -20.0, 20.0)
-        return jnp.where(batch.action_mask, jnp.minimum(jnp.exp(exponent), cap), 0.0)
-
-    return weights
+    constraint = batch.need("reference_logp") - batch.need("old_logp")
+    # The exponent is bounded like log-ratios, so that the weights stay finite.
+    exponent = jnp.clip(constraint + batch.need("advantages") / multiplier, -20.0, 20.0)
+    return jnp.where(batch.action_mask, jnp.minimum(jnp.exp(exponent), cap), 0.0)
 
 
-@method(paper="arXiv 2302.01680", year=2023, test="test_moving_reference.py::test_tscac_is_its_loop")
+@method(paper="arXiv 2302.01680", test="test_moving_reference.py::test_tscac_is_its_loop")
 def tscac(
     policies: Annotated[str | None, RUN] = None,
     multiplier: Annotated[Positive, OURS] = 1.0,

@@ -1,27 +1,18 @@
-"""Ultra-Long Output RL (UloRL)."""
-
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, ZeroOrOne
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import right_answers
-from jaxrl_llm.utils.errors import require_choice
 
 
 def mastered(
@@ -32,21 +23,16 @@ def mastered(
     return mask & (p >= tau) & ((sigma > H) & (right > 0))[:, None]
 
 
-@part
-def without_mastered(tau: float, sigma: float, threshold: float) -> Callable[[Trajectories], Trajectories]:
+@batch_part
+def without_mastered(batch: Trajectories, tau: float, sigma: float, threshold: float) -> Trajectories:
     """A function of the batch that sets the advantages of `mastered` tokens to 0."""
-
-    def skip_mastered(batch: Trajectories) -> Trajectories:
-        p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
-        known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
-        return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
-
-    return skip_mastered
+    p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
+    known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
+    return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
 
 
 @method(
     paper="arXiv 2507.19766",
-    year=2025,
     test="test_regularised.py::test_ulorl_by_loop",
     beside={"verifier": ("the generative verifier of answers", "the run's reward")},
 )
@@ -77,8 +63,6 @@ def ulorl(
     The rollout decodes a response in segments, one per iteration, and trains on it when its group is complete. A
     segment is the run's `segment_tokens`, or max_length / segments tokens (segments = 1: no segments).
     """
-    require_choice("sampling", sampling, ("POIS", "SAIS"))
-
     rho = token_ratio("old" if sampling == "POIS" else "behaviour")
     transform = chain(
         group_relative(ddof=ddof, epsilon=epsilon),

@@ -1,5 +1,3 @@
-"""Advantage-guided policy regularisation (A2PR for Offline RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -10,15 +8,11 @@ import numpy as np
 
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.replayed import replayed_rows
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, part, stateless_part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.objectives import by_rows, clip, imitation, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import TOLERANCE, mixed
@@ -28,7 +22,6 @@ from jaxrl_llm.rewards.scoring import Scored
 
 @method(
     paper="arXiv 2405.19909",
-    year=2024,
     test="test_replayed.py::test_a2pr_is_the_loop",
     beside={"generator": ("twin critics, the generator of actions, and its weight 2", "a critic of actions")},
 )
@@ -78,21 +71,17 @@ def best_answers(scores: jax.Array, group: jax.Array, stored: jax.Array) -> jax.
     return jnp.where(chosen, 1.0 / jnp.maximum(ties, 1.0), 0.0)
 
 
-@part
-def relative_to_own(ddof: int = 1, epsilon: float = 1e-6) -> Transform:
+@stateless_part({"replayed"})
+def relative_to_own(batch: Trajectories, ddof: int = 1, epsilon: float = 1e-6) -> Trajectories:
     """Group-relative advantages of the rows that are not replayed, among these; 0 for the others.
 
     Writes info["cloned"] f32[N], the weights of `best_answers`.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        stored = replayed_rows(batch)
-        own = jnp.where(stored, jnp.nan, batch.scores)
-        advantage = group_advantage(own, batch.group, ddof=ddof, epsilon=epsilon)
-        cloned = best_answers(batch.scores, batch.group, stored)
-        return batch.replace(advantages=advantage[:, None] * batch.action_mask).with_info(cloned=cloned)
-
-    return stateless(apply, {"replayed"})
+    stored = replayed_rows(batch)
+    own = jnp.where(stored, jnp.nan, batch.scores)
+    advantage = group_advantage(own, batch.group, ddof=ddof, epsilon=epsilon)
+    cloned = best_answers(batch.scores, batch.group, stored)
+    return batch.replace(advantages=advantage[:, None] * batch.action_mask).with_info(cloned=cloned)
 
 
 def cloned_rows(batch: Trajectories) -> jax.Array:

@@ -1,21 +1,16 @@
-"""Agentic Replay Policy Optimization (ARPO: End-to-End Policy Optimization for GUI Agents)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.into_groups import low_and_alike, swapped_successes
 
 
 @method(
     paper="arXiv 2505.16282",
-    year=2025,
     test="test_replayed.py::test_arpo_is_the_loop_over_steps",
     beside={"tasks": ("the choice of tasks that the base agent solves sometimes", "a filter of the data")},
 )

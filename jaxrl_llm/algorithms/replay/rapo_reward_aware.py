@@ -1,5 +1,3 @@
-"""Reward-Aware Policy Optimization (RAPO, Fathom-DeepResearch)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -7,29 +5,21 @@ from typing import Annotated
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import uniform_groups
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import Array, mean_by_prompt
-from jaxrl_llm.curriculum.stages import Measure, drop_solved
+from jaxrl_llm.curriculum.stages import drop_solved
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
 
 
-@method(
-    paper="arXiv 2509.24107",
-    year=2025,
-    test="test_replayed.py::test_rapo_worked_example_and_loop",
-)
+@method(paper="arXiv 2509.24107", test="test_replayed.py::test_rapo_worked_example_and_loop")
 def rapo_reward_aware(
     solved: Annotated[Fraction, PAPER] = 0.9,
     success: Annotated[float, PAPER] = 0.5,
@@ -73,35 +63,27 @@ def rapo_reward_aware(
     return Algorithm(transform, objective, in_epochs(easy, at_end=True, restart=True), replay=replay)
 
 
-@part
-def rescale_to_informative() -> Transform:
+@stateless_part()
+def rescale_to_informative(batch: Trajectories) -> Trajectories:
     """Multiply the advantages by the number of groups over that of groups with different rewards.
 
     Groups without a scored row do not count.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        known = ~jnp.isnan(batch.scores)
-        (size,) = bucket_sums(batch.group, known.astype(jnp.float32))
-        each = jnp.where(known, 1.0 / jnp.maximum(size, 1.0), 0.0)  # sums to 1 over a group
-        good = jnp.sum(jnp.where(uniform_groups(batch), 0.0, each))
-        factor = jnp.sum(each) / jnp.where(good > 0, good, 1.0)
-        return batch.replace(advantages=batch.need("advantages") * factor)
-
-    return stateless(apply)
+    known = ~jnp.isnan(batch.scores)
+    (size,) = bucket_sums(batch.group, known.astype(jnp.float32))
+    each = jnp.where(known, 1.0 / jnp.maximum(size, 1.0), 0.0)  # sums to 1 over a group
+    good = jnp.sum(jnp.where(uniform_groups(batch), 0.0, each))
+    factor = jnp.sum(each) / jnp.where(good > 0, good, 1.0)
+    return batch.replace(advantages=batch.need("advantages") * factor)
 
 
-@part
-def solve_rate(success: float = 0.0, component: str | None = None) -> Measure:
+@batch_part
+def solve_rate(step: Step, success: float = 0.0, component: str | None = None) -> tuple[Array, Array]:
     """The share of a prompt's samples with an outcome above `success`; those without an outcome do not count.
 
     component: the reward that is the outcome; None: their combination.
     """
-
-    def measure(step: Step) -> tuple[Array, Array]:
-        outcome = outcomes(step.scored, component)
-        succeeds = np.where(np.isnan(outcome), np.nan, outcome > success)
-        ids, _, rate = mean_by_prompt(np.asarray(step.scored.batch.prompt_id), succeeds)
-        return ids, rate
-
-    return measure
+    outcome = outcomes(step.scored, component)
+    succeeds = np.where(np.isnan(outcome), np.nan, outcome > success)
+    ids, _, rate = mean_by_prompt(np.asarray(step.scored.batch.prompt_id), succeeds)
+    return ids, rate

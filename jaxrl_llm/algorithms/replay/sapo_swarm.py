@@ -1,15 +1,11 @@
-"""Swarm sAmpling Policy Optimization (SAPO, Sharing is Caring)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, ZeroOrOne, check_number
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, ZeroOrOne, check_number
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.base import Swarm
 from jaxrl_llm.rollouts.runtime.sources import unchanged
@@ -17,7 +13,6 @@ from jaxrl_llm.rollouts.runtime.sources import unchanged
 
 @method(
     paper="arXiv 2509.08721",
-    year=2025,
     test="test_replayed.py::test_sapo_learns_from_another_node",
     beside={"network": ("nodes with different models, and a network between them", "several processes")},
 )

@@ -1,5 +1,3 @@
-"""Group-relative policy optimisation with a Selective Sample Buffer (Skywork R1V2)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,16 +5,14 @@ from typing import Annotated
 
 from jaxrl_llm.advantages.replayed import keep_stored_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, ZeroOrOne
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.replay.base import refilled
 
 
 @method(
-    paper="arXiv 2504.16656", year=2025, test="test_skywork_r1v2.py::test_it_is_the_loop_over_refilled_steps",
+    paper="arXiv 2504.16656", test="test_skywork_r1v2.py::test_it_is_the_loop_over_refilled_steps",
     beside={"vision": ("the vision tower and its pairs", "images")},
 )  # fmt: skip
 def skywork_r1v2(

@@ -1,5 +1,3 @@
-"""Self-imitation with Progressive Exploration for Agentic RL (SPEAR)."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -9,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, truncated_rows
-from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.replayed import keep_stored_advantages, replayed_rows
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import (
     AtLeastOne,
@@ -25,10 +22,8 @@ from jaxrl_llm.core.arguments.ranges import (
     check_number,
 )
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, counted, part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, counted
 from jaxrl_llm.objectives import by_rows, policy_gradient, sequence_sum, token_ratio
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
 from jaxrl_llm.replay import buffers
@@ -40,7 +35,6 @@ from jaxrl_llm.rewards.transforms import leave_out
 
 @method(
     paper="arXiv 2509.22601",
-    year=2025,
     test="test_replayed.py::test_spear_is_the_loop",
     beside={"filters": ("filters of empty turns and repetitions", "a reward of the run")},
 )

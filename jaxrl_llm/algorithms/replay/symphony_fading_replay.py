@@ -1,20 +1,15 @@
-"""Fading replay (Symphony: A Heuristic Normalized Calibrated Advantage Actor Critic)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, NonNegativeInt, Positive, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.base import faded, whole_groups
 
 
-@method(paper="arXiv 2512.10477", year=2025, test="test_replayed.py::test_symphony_is_the_loop_over_replayed_groups")
+@method(paper="arXiv 2512.10477", test="test_replayed.py::test_symphony_is_the_loop_over_replayed_groups")
 @presets(
     first={"fade": 7.0, "fade_power": 2.0, "fade_tail": 0.0},
     second={"fade": 70.0, "fade_power": 30.0, "fade_tail": 0.02},

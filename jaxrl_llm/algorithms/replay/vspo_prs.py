@@ -1,5 +1,3 @@
-"""VSPO with PRS (Enhancing Agentic RL with Progressive Reward Shaping)."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -8,15 +6,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multi_reward import parse_weights
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, ZeroOrOne
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AtLeastOne, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import scale_by_info
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
@@ -25,11 +20,7 @@ from jaxrl_llm.replay.into_groups import outcomes
 from jaxrl_llm.rewards.scoring import Scored
 
 
-@method(
-    paper="arXiv 2512.07478",
-    year=2025,
-    test="test_replayed.py::test_vspo_is_the_loop",
-)
+@method(paper="arXiv 2512.07478", test="test_replayed.py::test_vspo_is_the_loop")
 def vspo_prs(
     copies: Annotated[float, OURS] = 2.0,
     highest: Annotated[float | None, OURS] = None,

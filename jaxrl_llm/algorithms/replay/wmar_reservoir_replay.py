@@ -1,20 +1,15 @@
-"""WMAR's replay (Augmenting Replay in World Models for Continual Reinforcement Learning)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.replayed import keep_stored_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
@@ -24,7 +19,6 @@ from jaxrl_llm.rewards.scoring import Scored
 
 @method(
     paper="arXiv 2401.16650",
-    year=2024,
     test="test_replayed.py::test_wmar_is_the_loop_over_replayed_rows",
     beside={"world_model": ("the world model that learns from the replay", "a model of the world")},
 )

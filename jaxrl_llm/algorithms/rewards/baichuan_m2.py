@@ -1,5 +1,3 @@
-"""Baichuan-M2 (Scaling Medical Capability with Large Verifier System)."""
-
 from __future__ import annotations
 
 import math
@@ -12,22 +10,13 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.buckets import bucket_quantile
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, Fraction, NonNegative
+from jaxrl_llm.core.parts import Trajectories, chain, part
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.objectives.averaging.averages import constant
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
 from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rewards.transforms import rescore
@@ -37,18 +26,15 @@ from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.judges.judged import Criterion, Judged, Judging, judged, met_by
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError
 
 
 @method(
     paper="arXiv 2509.02208",
-    year=2025,
     test="test_group_relative.py::test_baichuan_m2_is_the_loop",
     beside={
         "mid_training": ("the mixed loss on medical texts before", "another run"),

@@ -1,5 +1,3 @@
-"""Behavior Alignment Reward Function (BARFI)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any
@@ -10,22 +8,16 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline, group_relative
 from jaxrl_llm.advantages.multi_reward import component, components
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Scale
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, RUN, AverageName, Count, Fraction, NonNegative, Scale
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain
-from jaxrl_llm.objectives.averaging.averages import average_by_name, token_mean
+from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part
+from jaxrl_llm.objectives.averages import average_by_name, token_mean
 from jaxrl_llm.utils.errors import InputError
 
 
 @method(
     paper="arXiv 2310.19007",
-    year=2023,
     test="test_barfi.py::test_slopes_are_inner_products_of_gradients_by_a_policy_s_own_parameters",
     beside={
         "network": ("weights that depend on state and action, of a network", "a reward network beside the critic"),

@@ -1,5 +1,3 @@
-"""Bayesian Reward-conditioned Amortized Inference (BRAIn)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -7,19 +5,20 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Objective, chain
-from jaxrl_llm.objectives.preference.listwise import log_ratio_sum, scored_rows, sequence_log_ratios
-from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled
+from jaxrl_llm.core.kinds import OURS, Number, PositiveNumber
+from jaxrl_llm.core.parts import Objective, Trajectories, chain, part
+from jaxrl_llm.objectives.preference.pairs import (
+    bucket_log_sum_exp,
+    coupled,
+    log_ratio_sum,
+    scored_rows,
+    sequence_log_ratios,
+)
 
 
-@method(paper="arXiv 2402.02479", year=2024, test="test_reward_composed.py::test_brain_worked_example_and_loop")
+@method(paper="arXiv 2402.02479", test="test_reward_composed.py::test_brain_worked_example_and_loop")
 def brain(reward_temperature: Annotated[float, OURS] = 1.0, scale: Annotated[float, OURS] = 1.0) -> Algorithm:
     """Bayesian Reward-conditioned Amortized Inference (BRAIn).
 

@@ -1,5 +1,3 @@
-"""C-MORL (Multi-Objective RL through Efficient Discovery of Pareto Front)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,29 +6,20 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, NonNegativeNumber, Number, PositiveNumber
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
-from jaxrl_llm.core.transform import Objective, Transform, chain
-from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.core.kinds import AverageName, NonNegativeNumber, Number, PositiveNumber
+from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, Transform, chain, part, row_means
+from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.preference.pairs import coupled
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.rewards.transforms import component_of, rescore
 from jaxrl_llm.utils.errors import InputError, unknown
 
 
-@method(
-    paper="arXiv 2410.02236",
-    year=2025,
-    test="test_reward_composed.py::test_c_morl_is_the_loop",
-)
+@method(paper="arXiv 2410.02236", year=2025, test="test_reward_composed.py::test_c_morl_is_the_loop")
 def c_morl(
     component: Annotated[str | None, OURS] = None,
     share: Annotated[float, CODE] = 0.9,

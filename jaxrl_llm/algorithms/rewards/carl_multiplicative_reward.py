@@ -1,8 +1,5 @@
-"""CaRL's multiplicative reward (Learning Scalable Planning Policies with Simple Rewards)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
 
@@ -10,17 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.rewards.transforms import component_of, other_components, rescore
 
 
-@method(paper="arXiv 2504.17838", year=2025, test="test_reward_composed.py::test_carl_is_ppo_of_the_product")
+@method(paper="arXiv 2504.17838", test="test_reward_composed.py::test_carl_is_ppo_of_the_product")
 def carl_multiplicative_reward(
     component: Annotated[str | None, OURS] = None,
     terminal: Annotated[str | None, OURS] = None,
@@ -48,31 +41,25 @@ def carl_multiplicative_reward(
     return replace(base, transform=chain(rescore(product_of_factors(component, terminal, penalty)), base.transform))
 
 
-@part
-def product_of_factors(
-    progress: str | None, terminal: str | None, penalty: float
-) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def product_of_factors(batch: Trajectories, progress: str | None, terminal: str | None, penalty: float) -> jax.Array:
     """A function `batch -> f32[N]`: the component `progress` times all others, clipped to [0, 1], or -penalty.
 
     progress: None is the product of all components, clipped to [0, 1], and the reward itself where there is but one.
     -penalty is the reward where the component `terminal` is above 0.5; None: nowhere. A component that did not score a
     row is the factor 1.
     """
-
-    def reward(batch: Trajectories) -> jax.Array:
-        factors = (
-            other_components(batch, terminal or "")
-            if progress is None
-            else other_components(batch, progress, terminal or "")
-        )
-        if progress is not None:
-            out = component_of(batch, progress)
-        elif len(factors) < 2:
-            out, factors = (factors[0] if factors else batch.scores), []
-        else:
-            out = jnp.ones(batch.group.shape)
-        for factor in factors:
-            out = out * jnp.where(jnp.isnan(factor), 1.0, jnp.clip(factor, 0.0, 1.0))
-        return out if terminal is None else jnp.where(component_of(batch, terminal) > 0.5, -penalty, out)
-
-    return reward
+    factors = (
+        other_components(batch, terminal or "")
+        if progress is None
+        else other_components(batch, progress, terminal or "")
+    )
+    if progress is not None:
+        out = component_of(batch, progress)
+    elif len(factors) < 2:
+        out, factors = (factors[0] if factors else batch.scores), []
+    else:
+        out = jnp.ones(batch.group.shape)
+    for factor in factors:
+        out = out * jnp.where(jnp.isnan(factor), 1.0, jnp.clip(factor, 0.0, 1.0))
+    return out if terminal is None else jnp.where(component_of(batch, terminal) > 0.5, -penalty, out)

@@ -1,5 +1,3 @@
-"""Difficulty-aware GRPO of VITAL (Thinking With Videos)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,26 +6,18 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import weigh_advantages
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Scale
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, check_number
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Fraction, NonNegative, Scale, check_number
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.rewards import transforms as rewards
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
     paper="arXiv 2508.04416",
-    year=2025,
     test="test_shaped_reward.py::test_dgrpo_against_a_loop",
     needs={"calls": "calls of tools, for their bonus", "failed_calls": "calls that gave an error"},
     beside={
@@ -66,7 +56,6 @@ def dgrpo_vital(
     not trained on. The paper's tools return frames of videos, and prompts that are always or never solved are left out
     before the run; neither is part of the method here. The size of its bonus is not known to us.
     """
-    require_choice("weigh", weigh, ("reward", "advantage"))
     check_number("high - low", high - low, above=0)
 
     steps = [rewards.rescore(with_useful_range(component, low, high))] if component else []
@@ -98,25 +87,17 @@ def easiness_weight(
     return least + (1 - least) * jnp.clip((end - mean) / (end - start), 0.0, 1.0)
 
 
-@part
-def with_useful_range(component: str, low: float, high: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def with_useful_range(b: Trajectories, component: str, low: float, high: float) -> Array:
     """A function `batch -> f32[N]`: the score with one component rescaled from its useful range."""
-
-    def rescaled(b: Trajectories) -> Array:
-        part = component_of(b, component)
-        return b.scores + jnp.where(jnp.isnan(part), 0.0, useful_range(part, low, high) - part)
-
-    return rescaled
+    part = component_of(b, component)
+    return b.scores + jnp.where(jnp.isnan(part), 0.0, useful_range(part, low, high) - part)
 
 
-@part
-def weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def weight_of_difficulty(b: Trajectories, least: float) -> Array:
     """A function `batch -> f32[N]`: `easiness_weight` of the scores."""
-
-    def weight(b: Trajectories) -> Array:
-        return easiness_weight(b.scores, b.group, least=least)
-
-    return weight
+    return easiness_weight(b.scores, b.group, least=least)
 
 
 @part
@@ -125,17 +106,13 @@ def times_weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
     return lambda b: b.scores * weight_of_difficulty(least)(b)
 
 
-@part
-def with_tool_bonus(bonus: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def with_tool_bonus(b: Trajectories, bonus: float) -> Array:
     """A function `batch -> f32[N]`: the scores, plus the bonus where a call of a tool worked; 0 without such calls."""
-
-    def score(b: Trajectories) -> Array:
-        calls, failed = ((b.info or {}).get(name) for name in ("calls", "failed_calls"))
-        if calls is None or failed is None:
-            return b.scores
-        return b.scores + bonus * (jnp.nan_to_num(calls) > jnp.nan_to_num(failed))
-
-    return score
+    calls, failed = ((b.info or {}).get(name) for name in ("calls", "failed_calls"))
+    if calls is None or failed is None:
+        return b.scores
+    return b.scores + bonus * (jnp.nan_to_num(calls) > jnp.nan_to_num(failed))
 
 
 def useful_range(value: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:

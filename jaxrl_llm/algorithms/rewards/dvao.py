@@ -1,19 +1,14 @@
-"""Dynamic Variance-adaptive Advantage Optimization (DVAO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.multi_reward import variance_weighted
+from jaxrl_llm.advantages import variance_weighted
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, NonNegative, ZeroOrOne
 
 
-@method(paper="arXiv 2605.25604", year=2026, test="test_multi_reward.py::test_dvao_against_a_loop")
+@method(paper="arXiv 2605.25604", test="test_multi_reward.py::test_dvao_against_a_loop")
 def dvao(
     weights: Annotated[str, PAPER] = "",
     epsilon: Annotated[NonNegative, OURS] = 1e-6,

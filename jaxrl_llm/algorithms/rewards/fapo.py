@@ -1,5 +1,3 @@
-"""Flawed-Aware Policy Optimization (FAPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,32 +7,24 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, AtLeastOne, NonNegative, Range, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, NonNegative, Range, check_number
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rewards.judges.questions import NONE, first_error_in, question, steps_in
 from jaxrl_llm.rewards.transforms import overlong_penalty
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.pairs import scored
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import is_off
 
 
 @method(
     paper="arXiv 2510.22543",
-    year=2025,
     test="test_shaped_reward.py::test_fapo_against_a_loop",
     needs={"sound": "a judge's verdict whether a step is wrong"},
 )

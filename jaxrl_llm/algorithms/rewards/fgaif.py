@@ -1,23 +1,16 @@
-"""Fine-Grained Artificial Intelligence Feedback (FGAIF)."""
-
 from __future__ import annotations
 
 import dataclasses
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import RECALLED
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import RECALLED, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 
 @method(
     paper="arXiv 2404.05046",
-    year=2024,
     test="test_process_rewards.py::test_fgaif_is_ppo_on_sub_sentence_rewards",
     needs={"spans": "the rewards of sub-sentences; without them it is PPO"},
     beside={
@@ -60,11 +53,7 @@ def fgaif(
     return dataclasses.replace(base, transform=chain(rewards_of_spans(), base.transform))
 
 
-@part
-def rewards_of_spans() -> Transform:
+@stateless_part({"spans"})
+def rewards_of_spans(batch: Trajectories) -> Trajectories:
     """No change of a batch, which must have rewards of spans."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        return batch
-
-    return stateless(apply, {"spans"})
+    return batch

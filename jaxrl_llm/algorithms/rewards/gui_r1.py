@@ -1,8 +1,6 @@
-"""GUI-R1 (A Generalist R1-Style Vision-Language Action Model For GUI Agents)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -10,19 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.rewards.transforms import component_of, rescore
 
 
 @method(
     paper="arXiv 2504.10458",
-    year=2025,
     test="test_of_screens.py::test_gui_r1_is_the_loop_over_answers",
     needs={"gui_action": "whether the action is the expected one", "gui_format": "whether the answer is well-formed"},
     beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
@@ -57,16 +50,12 @@ def by_rewards(weights: dict[str, float], base: Algorithm) -> Algorithm:
     return replace(base, transform=chain(rescore(weighted_components(weights), weights), base.transform))
 
 
-@part
-def weighted_components(weights: Mapping[str, float]) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def weighted_components(batch: Trajectories, weights: Mapping[str, float]) -> jax.Array:
     """A function `batch -> f32[N]`: the weighted sum of these components, whatever weights the run gives them.
 
     The combined reward where the batch lacks one of them, as in a run that goes without it.
     """
-
-    def reward(batch: Trajectories) -> jax.Array:
-        if not set(weights) <= set(batch.rewards or {}):
-            return batch.scores
-        return sum((w * component_of(batch, name) for name, w in weights.items()), jnp.zeros(batch.group.shape))
-
-    return reward
+    if not set(weights) <= set(batch.rewards or {}):
+        return batch.scores
+    return sum((w * component_of(batch, name) for name, w in weights.items()), jnp.zeros(batch.group.shape))

@@ -1,5 +1,3 @@
-"""Hierarchical Budget Policy Optimization (HBPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,22 +7,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage, on_actions
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, AtLeastOne, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rollouts.guidance.prompted import with_budgets
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(paper="arXiv 2507.15844", year=2025, test="test_shaped_reward.py::test_hbpo_against_a_loop")
+@method(paper="arXiv 2507.15844", test="test_shaped_reward.py::test_hbpo_against_a_loop")
 @presets(paper={"intra_coefficient": 1.0, "flat": True}, code={"intra_coefficient": 2.0, "flat": False})
 def hbpo(
     scale: Annotated[float, PAPER] = 4.0,
@@ -106,41 +99,40 @@ def subgroup_advantage(
     return coefficient * within + group_advantage(reward, group, epsilon=epsilon)
 
 
-@part
-def given_budgets(otherwise: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def given_budgets(b: Trajectories, otherwise: float) -> Array:
     """A function `batch -> f32[N]`: info["budget"], or another budget where there is none."""
-
-    def budgets(b: Trajectories) -> Array:
-        given = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
-        return jnp.where(jnp.isnan(given), otherwise, given).astype(jnp.float32)
-
-    return budgets
+    given = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
+    return jnp.where(jnp.isnan(given), otherwise, given).astype(jnp.float32)
 
 
-@part
+@batch_part
 def reward_within_budget(
-    budgets: Callable[[Trajectories], Array], success: float, longest: float, scale: float, slope: float, flat: bool
-) -> Callable[[Trajectories], Array]:
+    b: Trajectories,
+    budgets: Callable[[Trajectories], Array],
+    success: float,
+    longest: float,
+    scale: float,
+    slope: float,
+    flat: bool,
+) -> Array:
     """A function `batch -> f32[N]`: the rewards of `hbpo`."""
-
-    def reward(b: Trajectories) -> Array:
-        held = budget_reward(b.lengths, budgets(b), longest, scale, slope, flat)
-        return jnp.where(b.scores > success, held, 0.0)
-
-    return reward
+    held = budget_reward(b.lengths, budgets(b), longest, scale, slope, flat)
+    return jnp.where(b.scores > success, held, 0.0)
 
 
-@part
+@batch_part
 def advantage_within_budget(
-    budgets: Callable[[Trajectories], Array], longest: float, scale: float, coefficient: float, epsilon: float
-) -> Callable[[Trajectories], Array]:
+    b: Trajectories,
+    budgets: Callable[[Trajectories], Array],
+    longest: float,
+    scale: float,
+    coefficient: float,
+    epsilon: float,
+) -> Array:
     """A function `batch -> f32[N]`: the advantages of `hbpo`."""
-
-    def advantage(b: Trajectories) -> Array:
-        level = budget_level(budgets(b), longest, scale)
-        return subgroup_advantage(b.scores, level, b.group, budgets(b), coefficient=coefficient, epsilon=epsilon)
-
-    return advantage
+    level = budget_level(budgets(b), longest, scale)
+    return subgroup_advantage(b.scores, level, b.group, budgets(b), coefficient=coefficient, epsilon=epsilon)
 
 
 def budget_level(tokens: jax.Array, max_length: float | jax.Array, scale: float | jax.Array = 4.0) -> jax.Array:

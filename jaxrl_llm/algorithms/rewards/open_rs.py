@@ -1,30 +1,20 @@
-"""Open-RS (Reinforcement Learning for Reasoning in Small LLMs)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, RUN, AtLeastOne, NonNegative, Number, check_number
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.transforms import component_of, other_components, rescore
 
 
-@method(paper="arXiv 2503.16219", year=2025, test="test_reward_composed.py::test_open_rs_is_the_loop")
+@method(paper="arXiv 2503.16219", test="test_reward_composed.py::test_open_rs_is_the_loop")
 def open_rs(
     accuracy: Annotated[str | None, OURS] = None,
     success: Annotated[float, OURS] = 0.5,
@@ -76,19 +66,22 @@ def cosine_length(
     return jnp.where(correct, right + fall * (best - right), worst + fall * (0.0 - worst))
 
 
-@part
+@batch_part
 def length_graded(
-    accuracy: str | None, success: float, weight: float, other_weight: float, longest: float, right: float, worst: float
-) -> Callable[[Trajectories], jax.Array]:
+    batch: Trajectories,
+    accuracy: str | None,
+    success: float,
+    weight: float,
+    other_weight: float,
+    longest: float,
+    right: float,
+    worst: float,
+) -> jax.Array:
     """A function `batch -> f32[N]`: weight `cosine_length` + other_weight (sum of the other components).
 
     Right is a component `accuracy`, or the combined reward where it is None, above `success`.
     """
-
-    def reward(batch: Trajectories) -> jax.Array:
-        score = batch.scores if accuracy is None else component_of(batch, accuracy)
-        graded = cosine_length(score > success, batch.lengths / longest, 1.0, right, worst)
-        rest = [] if accuracy is None else other_components(batch, accuracy)
-        return weight * graded + other_weight * sum((jnp.nan_to_num(x) for x in rest), jnp.zeros(score.shape))
-
-    return reward
+    score = batch.scores if accuracy is None else component_of(batch, accuracy)
+    graded = cosine_length(score > success, batch.lengths / longest, 1.0, right, worst)
+    rest = [] if accuracy is None else other_components(batch, accuracy)
+    return weight * graded + other_weight * sum((jnp.nan_to_num(x) for x in rest), jnp.zeros(score.shape))

@@ -1,34 +1,24 @@
-"""Self-Referential Policy Optimization (SRPO)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.arguments.choices import AverageName, Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.core.kinds import CODE, OURS, AverageName, Count, NonNegative, Number
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.utils.errors import InputError
 
 
 @method(
     paper="arXiv 2511.15605",
-    year=2025,
     test="test_reward_composed.py::test_srpo_is_the_loop",
     needs={"distance": "distances of failures to successes; without them failures get 0"},
 )
@@ -98,33 +88,25 @@ def graded_failures(
     return jnp.where(success, 1.0, grade)
 
 
-@part
-def failures_by_distance(success: float, most: float, slope: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def failures_by_distance(batch: Trajectories, success: float, most: float, slope: float) -> jax.Array:
     """A function `batch -> f32[N]`: `graded_failures` by info["distance"]; failures get 0 where there is none.
 
     Distances of rows without a score do not count.
     """
-
-    def reward(batch: Trajectories) -> jax.Array:
-        nothing = jnp.full(batch.group.shape, jnp.nan)
-        distance = (batch.info or {}).get("distance", nothing).astype(jnp.float32)
-        distance = jnp.where(jnp.isnan(batch.scores), jnp.nan, distance)
-        return graded_failures(batch.scores > success, distance, batch.group, most, slope)
-
-    return reward
+    nothing = jnp.full(batch.group.shape, jnp.nan)
+    distance = (batch.info or {}).get("distance", nothing).astype(jnp.float32)
+    distance = jnp.where(jnp.isnan(batch.scores), jnp.nan, distance)
+    return graded_failures(batch.scores > success, distance, batch.group, most, slope)
 
 
-@part
-def success_rate(least: float, most: float, success: float, within: bool = True) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def success_rate(batch: Trajectories, least: float, most: float, success: float, within: bool = True) -> jax.Array:
     """A function `batch -> bool[N]`: rows of groups whose share of scores above `success` is in [least, most], or not.
 
     within: False marks the rows of the other groups.
     """
-
-    def marked(batch: Trajectories) -> jax.Array:
-        known = ~jnp.isnan(batch.scores)
-        good, count = bucket_sums(batch.group, (batch.scores > success) * 1.0, known * 1.0)
-        rate = good / jnp.maximum(count, 1)
-        return ((rate >= least - 1e-6) & (rate <= most + 1e-6)) == within
-
-    return marked
+    known = ~jnp.isnan(batch.scores)
+    good, count = bucket_sums(batch.group, (batch.scores > success) * 1.0, known * 1.0)
+    rate = good / jnp.maximum(count, 1)
+    return ((rate >= least - 1e-6) & (rate <= most + 1e-6)) == within

@@ -1,5 +1,3 @@
-"""Submodular Policy Optimization (SubPO; Submodular Reinforcement Learning)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -8,22 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import RECALLED
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
-from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import RECALLED, AverageName
+from jaxrl_llm.core.parts import Trajectories, stateless_part
+from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averages import average_by_name
 
 
 @method(
     paper="arXiv 2307.13372",
-    year=2023,
     test="test_reward_composed.py::test_subpo_is_the_loop",
     needs={"spans": "gains of single parts; without them the score is the only gain"},
 )
@@ -66,14 +57,10 @@ def above_mates(returns: jax.Array, index: jax.Array, known: jax.Array, group: j
     return jnp.where(index >= 0, returns - baseline, 0.0)
 
 
-@part
-def gains_to_come() -> Transform:
+@stateless_part({"spans"})
+def gains_to_come(batch: Trajectories) -> Trajectories:
     """The undiscounted rewards still to come, those of the score and of spans, `above_mates`."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        known = ~jnp.isnan(batch.scores)
-        returns = reward_to_go(terminal_rewards(batch), batch.action_mask)
-        index = jnp.where(scored_actions(batch), batch.action_index, -1)
-        return batch.replace(advantages=above_mates(returns, index, known, batch.group))
-
-    return stateless(apply, {"spans"})
+    known = ~jnp.isnan(batch.scores)
+    returns = reward_to_go(terminal_rewards(batch), batch.action_mask)
+    index = jnp.where(scored_actions(batch), batch.action_index, -1)
+    return batch.replace(advantages=above_mates(returns, index, known, batch.group))

@@ -1,28 +1,17 @@
-"""UI-R1 with its length reward (Enhancing Action Prediction of GUI Agents by RL)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Number
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.transforms import rescore
 
 
@@ -68,20 +57,15 @@ def length_beside_mates(
     return jnp.where(known, added, 0.0)
 
 
-@part
-def with_length_beside_mates(right: float, slope: float, offset: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def with_length_beside_mates(batch: Trajectories, right: float, slope: float, offset: float) -> jax.Array:
     """A function `batch -> f32[N]`: the scores plus `length_beside_mates`; rows are right from the score `right` on."""
-
-    def reward(batch: Trajectories) -> jax.Array:
-        known, score = ~jnp.isnan(batch.scores), batch.scores
-        return score + length_beside_mates(batch.lengths, score >= right, known, batch.group, slope, offset)
-
-    return reward
+    known, score = ~jnp.isnan(batch.scores), batch.scores
+    return score + length_beside_mates(batch.lengths, score >= right, known, batch.group, slope, offset)
 
 
 @method(
     paper="arXiv 2503.21620",
-    year=2025,
     test="test_reward_composed.py::test_ui_r1_is_its_worked_example_and_loop",
     beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
 )

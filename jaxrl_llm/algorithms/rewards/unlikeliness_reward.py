@@ -1,30 +1,21 @@
-"""GRPO with the Unlikeliness Reward (Rewarding the Unlikely)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.filters import drop_uniform_groups
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
-from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2506.02355", year=2025, test="test_shaped_reward.py::test_unlikeliness_against_a_loop")
+@method(paper="arXiv 2506.02355", test="test_shaped_reward.py::test_unlikeliness_against_a_loop")
 def unlikeliness_reward(
     coefficient: Annotated[Fraction, PAPER] = 0.25,
     ranks: Annotated[Literal["paper", "code"], PAPER] = "paper",
@@ -45,7 +36,6 @@ def unlikeliness_reward(
     (epsilon) with a token mean of PPO's clip (clip_low, clip_high) and kl_coefficient times k3. Two epochs per batch
     strengthen the effect.
     """
-    require_choice("ranks", ranks, ("paper", "code"))
     offset = 1.0 if ranks == "code" else 0.0
 
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
@@ -60,14 +50,10 @@ def unlikeliness_reward(
     )
 
 
-@part
-def less_for_likely(coefficient: float, offset: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def less_for_likely(b: Trajectories, coefficient: float, offset: float) -> Array:
     """A function `batch -> f32[N]`: the rewards of `unlikeliness_reward`."""
-
-    def reward(b: Trajectories) -> Array:
-        return rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
-
-    return reward
+    return rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
 
 
 def likelihood_rank(likelihood: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,20 +1,15 @@
-"""Verifiable Dense Reward Policy Optimization (VeRPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.multi_reward import check_credit
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
+from jaxrl_llm.advantages import check_credit
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Fraction, NonNegative
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 
 @method(
     paper="arXiv 2601.03525",
-    year=2026,
     test="test_multi_reward.py::test_verpo_against_a_loop",
     needs={"tests": "results of single tests of code; without it components of the reward are the tests"},
 )

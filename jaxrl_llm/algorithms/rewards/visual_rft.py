@@ -1,20 +1,15 @@
-"""Visual Reinforcement Fine-Tuning (Visual-RFT)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.rewards.gui_r1 import by_rewards
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative
 
 
 @method(
     paper="arXiv 2503.01785",
-    year=2025,
     test="test_of_screens.py::test_visual_rft_is_the_loop_over_answers",
     needs={
         "box_confidence": "confidences that suit the matches",

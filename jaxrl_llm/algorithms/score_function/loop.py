@@ -1,20 +1,12 @@
-"""Leave-One-Out PPO (LOOP: RL for Long-Horizon Interactive LLM Agents)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.filters import drop_small_advantages
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale, Span
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.advantages import drop_small_advantages, group_relative
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Scale, Span
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
-from jaxrl_llm.utils.errors import require_choice
 
 
 def epochs_at_least(number: int, why: str) -> RunSetting:
@@ -22,7 +14,7 @@ def epochs_at_least(number: int, why: str) -> RunSetting:
     return RunSetting("epochs", lambda given: number, lambda config, given: config.epochs >= number, why)
 
 
-@method(paper="arXiv 2502.01600", year=2025, test="test_critic_free.py::test_loop_is_the_loop")
+@method(paper="arXiv 2502.01600", test="test_critic_free.py::test_loop_is_the_loop")
 @run_settings(epochs_at_least(2, "two passes over a batch, without which it is RLOO"))
 def loop(
     clip_range: Annotated[float, PAPER] = 0.1,
@@ -42,7 +34,6 @@ def loop(
     span of the ratio: "token", "turn" or "sequence", the latter two as products. Rows with |A| < least_advantage are
     dropped. scale "std" divides by the group's deviation + epsilon (worse in the paper). No KL, no reference policy.
     """
-    require_choice("bounds", bounds, ("paper", "reciprocal"))
     low = clip_range if bounds == "paper" else clip_range / (1 + clip_range)
     credit = group_relative(scale, epsilon=epsilon, baseline="leave_one_out")
     ratio = span_ratio(span, mean=False)

@@ -1,20 +1,15 @@
-"""Maximum Likelihood Reinforcement Learning (MaxRL)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, AverageName, NonNegative
 from jaxrl_llm.objectives import clip
 
 
-@method(paper="arXiv 2602.02710", year=2026, test="test_sets.py::test_maxrl_is_the_loop")
+@method(paper="arXiv 2602.02710", test="test_sets.py::test_maxrl_is_the_loop")
 def maxrl(
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
     clip_low: Annotated[NonNegative, CODE] = 0.2,

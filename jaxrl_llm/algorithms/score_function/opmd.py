@@ -1,18 +1,13 @@
-"""Online Policy Mirror Descent (Kimi k1.5), as a member of REC (arXiv 2509.24203)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.score_function.rec_off_policy_reinforce import rec_off_policy_reinforce
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale
 
 
-@method(paper="arXiv 2501.12599", year=2025, test="test_regression_methods.py::test_rec_worked_example")
+@method(paper="arXiv 2501.12599", test="test_regression_methods.py::test_rec_worked_example")
 def opmd(coefficient: Annotated[NonNegative, CODE] = 0.1, scale: Annotated[Scale, PAPER] = "none") -> Algorithm:
     """Online Policy Mirror Descent (Kimi k1.5), as a member of REC (arXiv 2509.24203).
 

@@ -1,18 +1,14 @@
-"""Optimal Token Baseline (OTB, Variance Reduction for Long-Horizon LLM-RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.tokens.baselines import energy_weighted_baseline
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.advantages import energy_weighted_baseline
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, NonNegative
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 
 
-@method(paper="arXiv 2602.07078", year=2026, test="test_score_function.py::test_optimal_token_baseline_is_the_loop")
+@method(paper="arXiv 2602.07078", test="test_score_function.py::test_optimal_token_baseline_is_the_loop")
 def optimal_token_baseline(
     zero_tail: Annotated[bool, CODE] = True,
     corrected: Annotated[bool, CODE] = False,

@@ -1,47 +1,31 @@
-"""One-Token Rollout (OTR)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.demonstrations import demonstrated_rows
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Positive, Range, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, stateless
+from jaxrl_llm.advantages.replayed import demonstrated_rows
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, RECALLED, Number, Positive, Range, check_number
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, batch_part, part, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.responses import demonstrated
 from jaxrl_llm.utils.errors import InputError
 
 
-@part
-def labels_of_demonstrations() -> Callable[[Trajectories], Trajectories]:
+@batch_part
+def labels_of_demonstrations(batch: Trajectories) -> Trajectories:
     """A function of the batch: advantages and weights are 1 on texts of the data set, else 0."""
-
-    def label(batch: Trajectories) -> Trajectories:
-        rows = demonstrated_rows(batch)
-        labels = rows[:, None] * batch.action_mask.astype(jnp.float32)
-        # Texts were not sampled: what the policy says of them stands for it.
-        behaviour = jnp.where(rows[:, None], batch.need("old_logp"), batch.behaviour_logp)
-        return batch.replace(advantages=labels, weights=batch.loss_weights * labels, behaviour_logp=behaviour)
-
-    return label
+    rows = demonstrated_rows(batch)
+    labels = rows[:, None] * batch.action_mask.astype(jnp.float32)
+    # Texts were not sampled: what the policy says of them stands for it.
+    behaviour = jnp.where(rows[:, None], batch.need("old_logp"), batch.behaviour_logp)
+    return batch.replace(advantages=labels, weights=batch.loss_weights * labels, behaviour_logp=behaviour)
 
 
-@method(
-    paper="arXiv 2509.26313",
-    year=2025,
-    test="test_supervised.py::test_otr_has_the_gradient_of_its_loop_over_the_vocabulary",
-)
+@method(paper="arXiv 2509.26313", test="test_supervised.py::test_otr_has_the_gradient_of_its_loop_over_the_vocabulary")
 def otr(
     penalty: Annotated[float, Range(most=0), RECALLED] = -0.1,
     temperature: Annotated[Positive, RECALLED] = 1.3,

@@ -1,25 +1,16 @@
-"""Policy-Agnostic RL (PA-RL), its form for language."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, counted
-from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import sequence_sum
-from jaxrl_llm.objectives.values import last_action_mean, value_loss
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, counted, step_part
+from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio, value_loss
+from jaxrl_llm.objectives.values import last_action_mean
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 
@@ -34,29 +25,25 @@ def more_samples_than(name: str, why: str) -> RunSetting:
     )
 
 
-@part
-def chosen_by_critic(keep: float, temperature: float) -> Callable[[jax.Array, Trajectories], Trajectories]:
+@step_part
+def chosen_by_critic(step: jax.Array, batch: Trajectories, keep: float, temperature: float) -> Trajectories:
     """A function `(step, batch) -> batch` that writes the weights of `pa_rl` into the advantages."""
+    Q = at_last_action(batch.need("values"), batch)
+    valid = jnp.any(batch.action_mask, axis=1) & ~jnp.isnan(batch.scores)
+    best = valid & (ranks_within(batch.group, Q, row_noise(batch, step), valid) < keep)
+    _, index = jnp.unique(batch.group, return_inverse=True, size=Q.shape[0])
 
-    def choose(step: jax.Array, batch: Trajectories) -> Trajectories:
-        Q = at_last_action(batch.need("values"), batch)
-        valid = jnp.any(batch.action_mask, axis=1) & ~jnp.isnan(batch.scores)
-        best = valid & (ranks_within(batch.group, Q, row_noise(batch, step), valid) < keep)
-        _, index = jnp.unique(batch.group, return_inverse=True, size=Q.shape[0])
+    def total(x: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(x, index, num_segments=Q.shape[0])[index]
 
-        def total(x: jax.Array) -> jax.Array:
-            return jax.ops.segment_sum(x, index, num_segments=Q.shape[0])[index]
-
-        largest = jax.ops.segment_max(jnp.where(best, Q, -jnp.inf), index, num_segments=Q.shape[0])[index]
-        share = jnp.where(best, jnp.exp((jnp.where(best, Q - largest, 0.0)) / temperature), 0.0)
-        share = share / jnp.maximum(total(share), 1e-30)
-        weight = share * total(jnp.any(batch.action_mask, axis=1).astype(jnp.float32))
-        return batch.replace(advantages=jnp.where(batch.action_mask, weight[:, None], 0.0))
-
-    return choose
+    largest = jax.ops.segment_max(jnp.where(best, Q, -jnp.inf), index, num_segments=Q.shape[0])[index]
+    share = jnp.where(best, jnp.exp((jnp.where(best, Q - largest, 0.0)) / temperature), 0.0)
+    share = share / jnp.maximum(total(share), 1e-30)
+    weight = share * total(jnp.any(batch.action_mask, axis=1).astype(jnp.float32))
+    return batch.replace(advantages=jnp.where(batch.action_mask, weight[:, None], 0.0))
 
 
-@method(paper="arXiv 2412.06685", year=2024, test="test_supervised.py::test_pa_rl_is_its_loop")
+@method(paper="arXiv 2412.06685", test="test_supervised.py::test_pa_rl_is_its_loop")
 @run_settings(more_samples_than("keep", "more samples of a prompt than the best ones that it keeps"))
 def pa_rl(
     keep: Annotated[Count, PAPER] = 10,

@@ -1,47 +1,35 @@
-"""Pass@k training (Pass@k Training for Balancing Exploration and Exploitation)."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import on_actions
+from jaxrl_llm.advantages import on_actions
 from jaxrl_llm.advantages.sets import best_of_sets_advantage
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Count, NonNegative
+from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.objectives import clip
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.utils.errors import require_choice
 
 
-@part
+@batch_part
 def best_of_sets_credit(
-    k: int, estimator: str, scale: Literal["std", "none"], epsilon: float
-) -> Callable[[Trajectories], jax.Array]:
+    batch: Trajectories, k: int, estimator: str, scale: Literal["std", "none"], epsilon: float
+) -> jax.Array:
     """A function `batch -> f32[N]`: the advantages of `passk_grpo`."""
-
-    def advantage(batch: Trajectories) -> jax.Array:
-        r, group = batch.scores, batch.group
-        if estimator == "margin":
-            divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
-            return margin_over_second(r, group) / divisor
-        how = "unbiased" if estimator == "unbiased" else scale
-        return best_of_sets_advantage(r, group, k, how, epsilon)
-
-    return advantage
+    r, group = batch.scores, batch.group
+    if estimator == "margin":
+        divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
+        return margin_over_second(r, group) / divisor
+    how = "unbiased" if estimator == "unbiased" else scale
+    return best_of_sets_advantage(r, group, k, how, epsilon)
 
 
-@method(paper="arXiv 2508.10751", year=2025, test="test_sets.py::test_passk_is_the_loop_over_all_sets")
+@method(paper="arXiv 2508.10751", test="test_sets.py::test_passk_is_the_loop_over_all_sets")
 def passk_grpo(
     k: Annotated[Count, PAPER] = 4,
     estimator: Annotated[Literal["subsets", "unbiased", "margin"], PAPER] = "subsets",
@@ -68,9 +56,6 @@ def passk_grpo(
     advantage 0. The loss is PPO's clip (clip_low, clip_high) without KL; average as in `grpo` ("token" is verl's, for
     which both released estimators are written).
     """
-    require_choice("estimator", estimator, ("subsets", "unbiased", "margin"))
-    require_choice("scale", scale, ("std", "none"))
-
     return Algorithm(
         on_actions(best_of_sets_credit(k, estimator, scale, epsilon)),
         averaged_gradient(clip(clip_low, clip_high), average),

@@ -1,9 +1,6 @@
-"""Polychromic Objectives for Reinforcement Learning (Poly-PPO)."""
-
 from __future__ import annotations
 
 from asyncio import gather
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -11,64 +8,46 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import on_actions
-from jaxrl_llm.advantages.returns import generalised_advantages
-from jaxrl_llm.advantages.sets import DIVERSITIES, diverse_sets_advantage
+from jaxrl_llm.advantages import generalised_advantages, on_actions
+from jaxrl_llm.advantages.sets import diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless_part
+from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
+from jaxrl_llm.utils.errors import InputError
 
 Diversity = Literal["share", "share_or_zero", "zero_based"]
 
 
-@part
-def diverse_sets_credit(set_size: int, diversity: Diversity) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def diverse_sets_credit(batch: Trajectories, set_size: int, diversity: Diversity) -> jax.Array:
     """A function `batch -> f32[N]`: the advantages of `polychromic`."""
-
-    def advantage(batch: Trajectories) -> jax.Array:
-        return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
-
-    return advantage
+    return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
 
 
-@part
-def vine_credit(set_size: int, diversity: Diversity) -> Transform:
+@stateless_part({"vine", "answer_key"})
+def vine_credit(batch: Trajectories, set_size: int, diversity: Diversity) -> Trajectories:
     """Of vines, the advantages of `polychromic` among those of the same state; others stay as they are.
 
     info["vine"] f32[N, L] says which actions these are, see `vines`; what a vine took over has weight 0.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        marks = jnp.where(batch.action_mask, jnp.nan_to_num(batch.need("vine")), 0.0)
-        state = jnp.max(jnp.maximum(marks, 0.0), axis=1)
-        scores = jnp.where(state > 0, batch.scores, jnp.nan)
-        keys = joint_key(batch.group, state.astype(jnp.int32))
-        found = diverse_sets_advantage(scores, answer_keys(batch), keys, set_size, diversity)
-        advantages = jnp.where(marks > 0, found[:, None], batch.need("advantages"))
-        return batch.replace(advantages=advantages, weights=jnp.where(marks < 0, 0.0, batch.loss_weights))
-
-    return stateless(apply, {"vine", "answer_key"})
+    marks = jnp.where(batch.action_mask, jnp.nan_to_num(batch.need("vine")), 0.0)
+    state = jnp.max(jnp.maximum(marks, 0.0), axis=1)
+    scores = jnp.where(state > 0, batch.scores, jnp.nan)
+    keys = joint_key(batch.group, state.astype(jnp.int32))
+    found = diverse_sets_advantage(scores, answer_keys(batch), keys, set_size, diversity)
+    advantages = jnp.where(marks > 0, found[:, None], batch.need("advantages"))
+    return batch.replace(advantages=advantages, weights=jnp.where(marks < 0, 0.0, batch.loss_weights))
 
 
 @method(
     paper="arXiv 2509.25424",
-    year=2025,
     test="test_sets.py::test_polychromic_vines_are_the_loop_over_sets_of_a_state",
     needs={"answer_key": "diversity of answers; without it whole completions are compared"},
 )
@@ -108,7 +87,6 @@ def polychromic(
     from GAE (gamma, lam) with a critic, whose loss value_coefficient times half the squared error joins. What a vine
     took over is trained on in the episode alone.
     """
-    require_choice("diversity", diversity, DIVERSITIES)
     average = token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
     objective += kl_coefficient * kl(to="behaviour", estimator="k3", average=average, reverse=True)

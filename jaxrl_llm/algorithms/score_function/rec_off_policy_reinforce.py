@@ -1,5 +1,3 @@
-"""REC/REP/RED: off-policy REINFORCE (Group-Relative REINFORCE Is Off-Policy)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,23 +8,19 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Scale
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_bounds
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, counted
-from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Scale
+from jaxrl_llm.core.parts import Trajectories, Transform, counted, part
+from jaxrl_llm.objectives import imitation, kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import is_off, require_choice
 
 
-@method(paper="arXiv 2509.24203", year=2025, test="test_regression_methods.py::test_rec_by_loop")
+@method(paper="arXiv 2509.24203", test="test_regression_methods.py::test_rec_by_loop")
 def rec_off_policy_reinforce(
     clip: Annotated[Clipping, PAPER] = "one-side",
     weight: Annotated[Literal["advantage", "importance", "none"], PAPER] = "none",
@@ -59,8 +53,6 @@ def rec_off_policy_reinforce(
     and REC-Ring with weight "none" or "importance"; `opmd`; `asymre`. The wider range clip_low 0.6, clip_high 2 learns
     faster. In a group of one A is 0 (released code: r).
     """
-    require_choice("regulariser", regulariser, ("none", "forward-kl", "k2"))
-    require_choice("drop", drop, ("none", "balance"))
     score = masked_score(clip, weight, clip_low, clip_high, far_low, far_high, temperature)
     objective = policy_gradient(token_ratio(), log_probability(score), token_mean())
     if regulariser != "none" and not is_off(coefficient):
@@ -141,8 +133,6 @@ def masked_score(
     temperature: PositiveNumber = 1.0,
 ) -> Callable[[jax.Array, Trajectories], jax.Array]:
     """A weight for `log_probability`: `clip_mask` times `score_weight`; clip_high defaults to clip_low."""
-    require_choice("clip", clip, CLIPS)
-    require_choice("weight", weight, WEIGHTS)
     low, high = check_bounds("clip", clip_low, clip_high, most=1)
 
     def weigh(ratio: jax.Array, batch: Trajectories) -> jax.Array:

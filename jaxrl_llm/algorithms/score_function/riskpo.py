@@ -1,20 +1,15 @@
-"""Risk-based Policy Optimization (RiskPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.risk import bundled_risk
+from jaxrl_llm.advantages import bundled_risk
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AverageName, Fraction, NonNegative
 from jaxrl_llm.objectives import clip
 
 
-@method(paper="arXiv 2510.00911", year=2025, test="test_sets.py::test_riskpo_is_the_loop")
+@method(paper="arXiv 2510.00911", test="test_sets.py::test_riskpo_is_the_loop")
 def riskpo(
     alpha: Annotated[NonNegative, CODE] = 0.2,
     beta: Annotated[NonNegative, CODE] = 0.8,

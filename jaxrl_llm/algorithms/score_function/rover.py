@@ -1,5 +1,3 @@
-"""Random Policy Valuation (ROVER)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -8,22 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number, Scale, Source
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Number, Positive, Scale, Source
 from jaxrl_llm.core.log_ratios import log_ratio, needed
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective
-from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
 
 
-@method(
-    paper="arXiv 2509.24981", year=2025, test="test_regression_methods.py::test_rover_by_loop_with_other_tokens_between"
-)
+@method(paper="arXiv 2509.24981", test="test_regression_methods.py::test_rover_by_loop_with_other_tokens_between")
 def rover(
     ratio_scale: Annotated[Positive, PAPER] = 1.0,
     next_scale: Annotated[NonNegative, PAPER] = 1.0,

@@ -1,5 +1,3 @@
-"""Single-stream Policy Optimization (SPO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,16 +5,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.advantages.trackers import tracked_baseline
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
+from jaxrl_llm.advantages import tracked_baseline
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
 from jaxrl_llm.curriculum.rules import ModelOf, SuccessModel
@@ -26,9 +19,7 @@ from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, token_places
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError, shown
 
 
@@ -165,7 +156,7 @@ def with_start_value(rollout: Rollout, column: str) -> Rollout:
     )  # fmt: skip
 
 
-@method(paper="arXiv 2509.13232", year=2025, test="test_critic_free.py::test_spo_is_the_loop_over_updates")
+@method(paper="arXiv 2509.13232", test="test_critic_free.py::test_spo_is_the_loop_over_updates")
 @run_settings(one_sample("one response to each prompt, whose baseline is the prompt's own history"))
 def spo_single_stream(
     half_life: Annotated[float, PAPER] = 0.06,

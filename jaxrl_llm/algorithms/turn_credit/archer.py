@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxrl_llm.advantages.replayed import replayed_rows
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     TURNS,
     acted_turns,
     ends_of_turns,
@@ -31,25 +31,19 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_mask,
     turn_numbers,
 )
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, counted, part, stateless
 from jaxrl_llm.core.reference import exponential_average
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, counted, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.value_heads import head_value_loss
+from jaxrl_llm.objectives.values import head_value_loss
 from jaxrl_llm.replay.base import whole_groups
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.episode import given
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 
 COLUMN, RESAMPLED = "stored_states", "resampled"
 HEADS = 4  # Q_1, Q_2, V_1, V_2
@@ -74,7 +68,6 @@ def following(values: Array, mask: Array) -> Array:
 
 @method(
     paper="arXiv 2402.19446",
-    year=2024,
     test="test_turn_models.py::test_archer_worked_example",
     needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     beside={

@@ -1,16 +1,11 @@
-"""Group-in-Group Policy Optimization (GiGPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import compared, of_episode, same_state, turn_advantages, turn_returns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RECALLED
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.advantages.turns import compared, of_episode, same_state, turn_advantages, turn_returns, where_given
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RECALLED, NonNegative
+from jaxrl_llm.core.parts import Objective
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.agents.program import similar_states
@@ -24,7 +19,6 @@ def clipped(low: float, high: float, kl_coefficient: float) -> Objective:
 
 @method(
     paper="arXiv 2505.10978",
-    year=2025,
     test="test_turn_credit.py::test_gigpo_worked_example",
     needs={"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
 )

@@ -1,13 +1,10 @@
-"""Hierarchy-of-Groups Policy Optimization (HGPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     Array,
     OfTurns,
     above_buckets,
@@ -16,19 +13,16 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_advantages,
     turn_mask,
     turn_returns,
+    where_given,
 )
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, NonNegativeInt
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Trajectories, batch_part
 
 
 @method(
     paper="arXiv 2602.22817",
-    year=2026,
     test="test_turn_credit.py::test_hgpo_worked_example",
     needs={"state_key": "turns that begin in the same states", "turns": "episodes of several turns"},
 )
@@ -63,33 +57,30 @@ def hgpo(
     )
 
 
-@part
+@batch_part
 def nested_states(
+    batch: Trajectories,
     values: OfTurns,
     depth: NonNegativeInt = 2,
     alpha: float = 1.0,
     scale: Literal["none", "std"] = "none",
     epsilon: float = 1e-6,
     outermost: OfTurns | None = None,
-) -> OfTurns:
+) -> Array:
     """Advantages of turns against those with the same last k states, averaged over k = 1 ... depth + 1 (HGPO).
 
     Weights are (k + 1)^alpha over the k whose bucket has another turn and an advantage other than 0, as in the released
     code; 0 where there is none. outermost: advantages for k = 0. scale "std": the population's standard deviation.
     """
-
-    def advantage(batch: Trajectories) -> Array:
-        mask, total, mass = turn_mask(batch), jnp.zeros(()), jnp.zeros(())
-        returns = values(batch)
-        if outermost is not None:
-            total = outermost(batch)
-            mass = jnp.where(total != 0, 1.0, 0.0)
-        for k in range(1, depth + 2):
-            # The first k turns have fewer states before them than k.
-            enough = mask & (jnp.arange(mask.shape[1]) >= k - 1)
-            one = above_buckets(returns, same_state(k)(batch), enough, scale, ddof=0, epsilon=epsilon)
-            weight = jnp.where(one != 0, (k + 1.0) ** alpha, 0.0)
-            total, mass = total + weight * one, mass + weight
-        return jnp.where(mask, total / (mass + epsilon), 0.0)
-
-    return advantage
+    mask, total, mass = turn_mask(batch), jnp.zeros(()), jnp.zeros(())
+    returns = values(batch)
+    if outermost is not None:
+        total = outermost(batch)
+        mass = jnp.where(total != 0, 1.0, 0.0)
+    for k in range(1, depth + 2):
+        # The first k turns have fewer states before them than k.
+        enough = mask & (jnp.arange(mask.shape[1]) >= k - 1)
+        one = above_buckets(returns, same_state(k)(batch), enough, scale, ddof=0, epsilon=epsilon)
+        weight = jnp.where(one != 0, (k + 1.0) ** alpha, 0.0)
+        total, mass = total + weight * one, mass + weight
+    return jnp.where(mask, total / (mass + epsilon), 0.0)

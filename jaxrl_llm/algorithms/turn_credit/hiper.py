@@ -1,5 +1,3 @@
-"""Hierarchical plan-execute RL (HiPER)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
@@ -9,27 +7,21 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.returns import explained_variance, needed_values
-from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
+from jaxrl_llm.advantages.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, Positive
 from jaxrl_llm.core.needs.placeholders import all_action
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.objectives.value_heads import head_value_loss
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.objectives.values import head_value_loss
 
 KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], see `rollouts.agents.plans`
 
 
 @method(
     paper="arXiv 2602.16165",
-    year=2026,
     test="test_turn_planned.py::test_hiper_worked_example_and_loop",
     needs={
         "plan": "subgoals of the policy's own, between tags",
@@ -165,40 +157,36 @@ def spans_of(batch: Trajectories) -> tuple[Array, Array, Array]:
     )  # fmt: skip
 
 
-@part
+@stateless_part({"plan"})
 def plan_penalties(
-    keep: float = 0.0, inconsistent: float = 0.0, of_keeps: Literal["fixed", "shared"] = "fixed"
-) -> Transform:
+    batch: Trajectories, keep: float = 0.0, inconsistent: float = 0.0, of_keeps: Literal["fixed", "shared"] = "fixed"
+) -> Trajectories:
     """Add to the rewards of turns that keep the subgoal `keep`, and `inconsistent` if they say another one nonetheless.
 
     of_keeps "shared": keep times the share of the episode's turns that keep it, divided among these. Without plans the
     batch stays as it is.
     """
-    require_choice("of_keeps", of_keeps, ("fixed", "shared"))
-
-    def add(batch: Trajectories) -> Trajectories:
-        if "plan" not in (batch.info or {}):
-            return batch
-        mask = turn_mask(batch)
-        kept = mask & said(batch, KEEP)
-        one = jnp.full(mask.shape, keep)
-        if of_keeps == "shared":  # keep * (n / T) / n
-            one = keep / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
-        extra = jnp.where(kept, one, 0.0) + jnp.where(kept & said(batch, NEW_SUBGOAL), inconsistent, 0.0)
-        own = jnp.zeros(mask.shape) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
-        return batch.replace(turn_rewards=own + extra)
-
-    return stateless(add, {"plan"})
+    if "plan" not in (batch.info or {}):
+        return batch
+    mask = turn_mask(batch)
+    kept = mask & said(batch, KEEP)
+    one = jnp.full(mask.shape, keep)
+    if of_keeps == "shared":  # keep * (n / T) / n
+        one = keep / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
+    extra = jnp.where(kept, one, 0.0) + jnp.where(kept & said(batch, NEW_SUBGOAL), inconsistent, 0.0)
+    own = jnp.zeros(mask.shape) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
+    return batch.replace(turn_rewards=own + extra)
 
 
-@part
+@stateless_part(TURNS | needed_values(HEADS) | {"plan", "turn_rewards"})
 def hierarchical_advantages(
+    batch: Trajectories,
     gamma: Fraction = 1.0,
     lam_turn: Fraction = 1.0,
     lam_segment: Fraction = 0.95,
     whiten: bool = True,
     bootstrap_truncated: bool = False,
-) -> Transform:
+) -> Trajectories:
     """Advantages of plans (`plan_credit`) on the tokens that say each part; 0 on others.
 
     Each head is read at the first token of its part, where that is not said yet, or of the turn that lacks it. whiten:
@@ -206,42 +194,37 @@ def hierarchical_advantages(
     of segments), by the population's deviation + 1e-8. Writes info["head_returns"] f32[N, L, 3], NaN where a head is
     not trained, the control "head_turns" f32[3], how many turns train each, and "explained_variance" of head 0.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        mask, spans = turn_mask(batch), spans_of(batch)
-        values = batch.need("values")
-        begins = first_places(turn_numbers(batch) >= 0, batch)
-        places = [jnp.where(in_turns(span, batch), first_places(span, batch), begins) for span in spans]
-        last = batch.tokens.shape[1] - 1
-        read = [
-            jnp.take_along_axis(values[..., head], jnp.minimum(place, last), axis=1)
-            for head, place in enumerate(places)
-        ]
-        cut = batch.truncated if bootstrap_truncated else None
-        starts = said(batch, SWITCH)
-        credit = plan_credit(
-            rewards_of_turns(batch), starts, mask, jnp.stack(read, axis=-1), gamma, lam_turn, lam_segment, cut
-        )
-        first = mask & (jnp.cumsum(mask, axis=1) == 1)
-        at = [mask & in_turns(span, batch) for span in spans]
-        at[1] = at[1] & (starts | first)
-        total = jnp.zeros(batch.tokens.shape)
-        for A, where, span in zip(credit[:3], at, spans, strict=True):
-            A = standardised(A, where) if whiten else A
-            total = jnp.where(span, on_tokens(jnp.where(where, A, 0.0), batch), total)
-        returns = [
-            on_places(G, jnp.where(where, place, last + 1), batch)
-            for G, where, place in zip(credit[3:], at, places, strict=True)
-        ]
-        counts = jnp.stack([jnp.sum(where) for where in at]).astype(jnp.float32)
-        explained = explained_variance(read[0], credit.action_return, at[0])
-        return (
-            batch.replace(advantages=total)
-            .with_info(head_returns=jnp.stack(returns, axis=-1))
-            .with_controls(head_turns=counts, explained_variance=explained)
-        )
-
-    return stateless(apply, TURNS | needed_values(HEADS) | {"plan", "turn_rewards"})
+    mask, spans = turn_mask(batch), spans_of(batch)
+    values = batch.need("values")
+    begins = first_places(turn_numbers(batch) >= 0, batch)
+    places = [jnp.where(in_turns(span, batch), first_places(span, batch), begins) for span in spans]
+    last = batch.tokens.shape[1] - 1
+    read = [
+        jnp.take_along_axis(values[..., head], jnp.minimum(place, last), axis=1) for head, place in enumerate(places)
+    ]
+    cut = batch.truncated if bootstrap_truncated else None
+    starts = said(batch, SWITCH)
+    credit = plan_credit(
+        rewards_of_turns(batch), starts, mask, jnp.stack(read, axis=-1), gamma, lam_turn, lam_segment, cut
+    )
+    first = mask & (jnp.cumsum(mask, axis=1) == 1)
+    at = [mask & in_turns(span, batch) for span in spans]
+    at[1] = at[1] & (starts | first)
+    total = jnp.zeros(batch.tokens.shape)
+    for A, where, span in zip(credit[:3], at, spans, strict=True):
+        A = standardised(A, where) if whiten else A
+        total = jnp.where(span, on_tokens(jnp.where(where, A, 0.0), batch), total)
+    returns = [
+        on_places(G, jnp.where(where, place, last + 1), batch)
+        for G, where, place in zip(credit[3:], at, places, strict=True)
+    ]
+    counts = jnp.stack([jnp.sum(where) for where in at]).astype(jnp.float32)
+    explained = explained_variance(read[0], credit.action_return, at[0])
+    return (
+        batch.replace(advantages=total)
+        .with_info(head_returns=jnp.stack(returns, axis=-1))
+        .with_controls(head_turns=counts, explained_variance=explained)
+    )
 
 
 def on_places(values: Array, places: Array, batch: Trajectories) -> Array:

@@ -1,5 +1,3 @@
-"""Information Gain-based Policy Optimization (IGPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,25 +6,19 @@ from typing import Annotated
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turns import OfTurns, above_buckets, returns_of_turns, turn_advantages, turn_mask
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.advantages.turns import above_buckets, returns_of_turns, turn_advantages, turn_mask
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around
 
 
 @method(
     paper="arXiv 2510.14967",
-    year=2025,
     test="test_turn_information.py::test_igpo_worked_example",
     needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
 )
@@ -65,27 +57,23 @@ def igpo_information_gain(
     )
 
 
-@part
-def information_gains(gamma: Fraction = 1.0, epsilon: float = 1e-6) -> OfTurns:
+@batch_part
+def information_gains(batch: Trajectories, gamma: Fraction = 1.0, epsilon: float = 1e-6) -> Array:
     """Advantages of turns: returns of gains of the answer's probability, and of the score, standardised together.
 
     The gain of a turn is p_{t+1} - p_t, p_t = exp of info["answer_logp"] before turn t; the last turn has the score
     instead. Standard scores (n - 1) are over all of these of the group; gains that are not known, without an answer,
     count as 0 after that and in no moment. Needs answer_logp.
     """
-
-    def advantage(batch: Trajectories) -> Array:
-        mask = turn_mask(batch)
-        number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
-        last = mask & (number == number.max(axis=1, keepdims=True))
-        p = jnp.exp(batch.need("answer_logp"))
-        gain = jnp.pad(p, ((0, 0), (0, 1)), constant_values=jnp.nan)[:, 1:] - p
-        value = jnp.where(last, jnp.nan_to_num(batch.scores)[:, None], gain)
-        known = mask & ~jnp.isnan(value)
-        group = jnp.broadcast_to(batch.group[:, None], mask.shape)
-        return returns_of_turns(above_buckets(value, group, known, "std", epsilon=epsilon), mask, gamma)
-
-    return advantage
+    mask = turn_mask(batch)
+    number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
+    last = mask & (number == number.max(axis=1, keepdims=True))
+    p = jnp.exp(batch.need("answer_logp"))
+    gain = jnp.pad(p, ((0, 0), (0, 1)), constant_values=jnp.nan)[:, 1:] - p
+    value = jnp.where(last, jnp.nan_to_num(batch.scores)[:, None], gain)
+    known = mask & ~jnp.isnan(value)
+    group = jnp.broadcast_to(batch.group[:, None], mask.shape)
+    return returns_of_turns(above_buckets(value, group, known, "std", epsilon=epsilon), mask, gamma)
 
 
 @part

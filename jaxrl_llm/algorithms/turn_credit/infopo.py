@@ -1,5 +1,3 @@
-"""Information-Driven Policy Optimization (InfoPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,21 +9,14 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.multipliers import revised, standard_scores, token_moments
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import on_tokens, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.advantages.turns import needs_turns, on_tokens, turn_mask, turn_numbers
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around, blanked
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -38,7 +29,6 @@ def with_feedback(beta: float, temperature: float, epsilon: float) -> Callable[[
 
 @method(
     paper="arXiv 2603.00656",
-    year=2026,
     test="test_turn_information.py::test_infopo_worked_example",
     needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
     beside={"decay": ("the decay of beta with the epochs, off by default", "a schedule of beta")},

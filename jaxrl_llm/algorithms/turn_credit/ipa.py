@@ -1,5 +1,3 @@
-"""Interaction-perceptive agentic policy optimization (IPA of ROME)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,30 +6,22 @@ from typing import Annotated, Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
-from jaxrl_llm.advantages.turns.rounds import episode_backwards
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import OfTurns, episode_returns, on_tokens, rewards_of_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt, Positive, Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
+from jaxrl_llm.advantages.turns import episode_backwards, episode_returns, needs_turns, on_tokens, rewards_of_turns
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
-from jaxrl_llm.objectives import policy_gradient
-from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, span_ratio
 from jaxrl_llm.objectives.off_policy import mismatch
-from jaxrl_llm.objectives.ratios import over_span, span_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
+from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.objectives.weights import Weight
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.metrics import RESTARTED
 from jaxrl_llm.rollouts.agents.restarts import MODEL, Model
-from jaxrl_llm.utils.errors import InputError, require_choice, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 TAKEN_OVER = frozenset({"imitated", "imitated_score"})
 
@@ -88,7 +78,6 @@ def truncated_in_failures() -> Weight:
 
 @method(
     paper="arXiv 2512.24873",
-    year=2025,
     test="test_turn_chunks.py::test_ipa_worked_example_and_loop",
     needs={
         "episode": "rows of one episode",
@@ -139,7 +128,6 @@ def ipa(
     The store is part of the curriculum, which draws prompts in shuffled epochs, and of each checkpoint. A run that
     leaves groups to later steps goes without: stored 0, no teacher.
     """
-    require_choice("rollback", rollback, ("parallel", "sequential"))
     if rollback == "sequential" and not stored and teacher is None:
         raise InputError("rollback is sequential, which needs successes of earlier steps: give stored, or a teacher")
     store = in_epochs(restart_points(stored, teacher, rollback == "sequential", enough)) if stored or teacher else None
@@ -256,16 +244,12 @@ def episodes_of(batch: Trajectories) -> Iterator[tuple[int, list[tuple[list[list
         yield int(np.asarray(batch.prompt_id)[rows[0]]), found
 
 
-@part
-def episode_turn_returns(gamma: Fraction = 1.0) -> OfTurns:
+@batch_part
+def episode_turn_returns(batch: Trajectories, gamma: Fraction = 1.0) -> Array:
     """Values: discounted returns from each turn on, G_t = r_t + gamma G_{t+1}, also over the rows of an episode.
 
     The score comes with the last turn of the episode, beside the environment's rewards of turns.
     """
-
-    def values(batch: Trajectories) -> Array:
-        last = one_row_each(batch)
-        r = rewards_of_turns(batch.replace(reward=jnp.where(last | jnp.isnan(batch.scores), batch.scores, 0.0)))
-        return episode_backwards(batch, r, gamma, jnp.ones(r.shape, bool))
-
-    return values
+    last = one_row_each(batch)
+    r = rewards_of_turns(batch.replace(reward=jnp.where(last | jnp.isnan(batch.scores), batch.scores, 0.0)))
+    return episode_backwards(batch, r, gamma, jnp.ones(r.shape, bool))

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     OfTurns,
     compared,
     episode_returns,
@@ -21,18 +21,13 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_mask,
     turn_numbers,
 )
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative
+from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, batch_part, part
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled, shares_of_pairs
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 FORMS: dict[str, dict[str, Any]] = {
     "rloo": {"baseline": "leave_one_out"},
@@ -43,7 +38,6 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @method(
     paper="arXiv 2509.19199",
-    year=2025,
     test="test_turn_models.py::test_istar_worked_example",
     needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
 )
@@ -88,8 +82,6 @@ def istar(
     ends with the run. --optimizer.critic-learning-rate is its learning rate (the paper: 1e-6, twice that of the
     policy), and one bound of the gradient is for both.
     """
-    require_choice("form", form, tuple(FORMS))
-    require_choice("steps", steps, ("all", "first"))
     chosen, rewards = FORMS[form], implicit_rewards(beta)
     if steps == "all":
         step = compared(rewards, same_group(), epsilon=epsilon, **chosen)
@@ -105,48 +97,39 @@ def istar(
 IMPLICIT = frozenset({"implicit_logp", "old_logp"})
 
 
-@part
-def implicit_rewards(beta: NonNegative = 0.05) -> OfTurns:
+@batch_part
+def implicit_rewards(batch: Trajectories, beta: NonNegative = 0.05) -> Array:
     """Values: beta sum (log pi_phi - log pi_old) over the tokens of each turn (2509.19199).
 
     pi_phi is the reward model before the update. Needs implicit_logp and old_logp.
     """
-
-    def rewards(batch: Trajectories) -> Array:
-        gain = batch.need("implicit_logp") - batch.need("old_logp")
-        return jnp.where(turn_mask(batch), beta * sums_of_turns(gain, batch), 0.0)
-
-    return rewards
+    gain = batch.need("implicit_logp") - batch.need("old_logp")
+    return jnp.where(turn_mask(batch), beta * sums_of_turns(gain, batch), 0.0)
 
 
-@part
+@batch_part
 def above_first_turns(
+    batch: Trajectories,
     values: OfTurns,
     scale: Literal["none", "std"] = "none",
     baseline: Literal["mean", "leave_one_out"] = "mean",
     epsilon: float = 1e-6,
-) -> OfTurns:
+) -> Array:
     """Advantages of turns: the values less the mean over the first turns of the group's G episodes.
 
     baseline "leave_one_out" multiplies the difference by G / (G - 1); scale "std" divides it by the deviation (n - 1)
     of the first turns + epsilon. A group with one episode gets 0.
     """
-    require_choice("scale", scale, ("none", "std"))
-    require_choice("baseline", baseline, ("mean", "leave_one_out"))
-
-    def advantage(batch: Trajectories) -> Array:
-        mask, own = turn_mask(batch), values(batch)
-        of_first = jnp.take_along_axis(own, jnp.argmax(mask, axis=1)[:, None], axis=1)[:, 0]
-        first = jnp.where(jnp.any(mask, axis=1), of_first, jnp.nan)
-        count, mean, deviation = (x[:, None] for x in bucket_moments(batch.group, first))
-        above = own - mean
-        if baseline == "leave_one_out":
-            above = above * count / jnp.maximum(count - 1, 1)
-        if scale == "std":
-            above = above / (deviation + epsilon)
-        return jnp.where(mask & (count > 1), above, 0.0)
-
-    return advantage
+    mask, own = turn_mask(batch), values(batch)
+    of_first = jnp.take_along_axis(own, jnp.argmax(mask, axis=1)[:, None], axis=1)[:, 0]
+    first = jnp.where(jnp.any(mask, axis=1), of_first, jnp.nan)
+    count, mean, deviation = (x[:, None] for x in bucket_moments(batch.group, first))
+    above = own - mean
+    if baseline == "leave_one_out":
+        above = above * count / jnp.maximum(count - 1, 1)
+    if scale == "std":
+        above = above / (deviation + epsilon)
+    return jnp.where(mask & (count > 1), above, 0.0)
 
 
 def sums_of_turns(values: Array, batch: Trajectories) -> Array:
@@ -188,7 +171,6 @@ def implicit_preference(
     others, instead of all that differ. Without a pair the loss is 0. Only the reward model has a gradient. Pairs are
     formed among the rows of a gradient step.
     """
-    require_choice("over", over, ("sum", "mean"))
 
     def shares(D: jax.Array, batch: Trajectories) -> jax.Array:
         own = episode_returns(batch)

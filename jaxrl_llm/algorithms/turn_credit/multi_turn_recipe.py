@@ -1,27 +1,18 @@
-"""PPO on whole episodes (A Practitioner's Guide to Multi-turn Agentic RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import rewards_of_turns, turn_mask
+from jaxrl_llm.advantages.turns import needs_turns, rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 
 @method(
     paper="arXiv 2510.01132",
-    year=2025,
     test="test_turn_values.py::test_multi_turn_recipe_worked_example",
     needs={"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
 )
@@ -51,7 +42,6 @@ def multi_turn_recipe(
     value_clip, value_coefficient, whiten, and kl_coefficient times k1 in the rewards of tokens. The paper compares it
     with `grpo` and `rloo`, which run on such episodes by their own names.
     """
-    require_choice("rewards", rewards, ("dense", "sparse"))
     base = ppo(
         clip_low, clip_high, None, value_clip, value_coefficient, gamma, lam, whiten, kl_coefficient=kl_coefficient
     )  # fmt: skip
@@ -59,37 +49,29 @@ def multi_turn_recipe(
     return Algorithm(chain(needs_turns(), placed, base.transform), base.objective)
 
 
-@part
-def shared_turn_rewards(success: float = 0.0, most: Count | None = None) -> Transform:
+@stateless_part({"turn_rewards"})
+def shared_turn_rewards(batch: Trajectories, success: float = 0.0, most: Count | None = None) -> Trajectories:
     """Divide the rewards of an episode's turns by their number: n of them that are positive if the episode is won, else
     `most`, the most that its task can give.
 
     An episode is won if the reward of its last turn, the score included, is above `success`. most None: the turns that
     the batch has room for. A batch without rewards of turns stays as it is.
     """
-
-    def divide(batch: Trajectories) -> Trajectories:
-        if batch.turn_rewards is None:
-            return batch
-        mask, rewards = turn_mask(batch), rewards_of_turns(batch)
-        number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
-        last = mask & (number == number.max(axis=1, keepdims=True))
-        won = jnp.sum(jnp.where(last, rewards, 0.0), axis=1) > success
-        own = jnp.where(mask, jnp.nan_to_num(batch.turn_rewards), 0.0)
-        count = jnp.where(won, jnp.sum(own > 0, axis=1), mask.shape[1] if most is None else most)
-        return batch.replace(turn_rewards=own / jnp.maximum(count, 1)[:, None])
-
-    return stateless(divide, {"turn_rewards"})
+    if batch.turn_rewards is None:
+        return batch
+    mask, rewards = turn_mask(batch), rewards_of_turns(batch)
+    number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
+    last = mask & (number == number.max(axis=1, keepdims=True))
+    won = jnp.sum(jnp.where(last, rewards, 0.0), axis=1) > success
+    own = jnp.where(mask, jnp.nan_to_num(batch.turn_rewards), 0.0)
+    count = jnp.where(won, jnp.sum(own > 0, axis=1), mask.shape[1] if most is None else most)
+    return batch.replace(turn_rewards=own / jnp.maximum(count, 1)[:, None])
 
 
-@part
-def turn_rewards_at_the_end() -> Transform:
+@stateless_part()
+def turn_rewards_at_the_end(batch: Trajectories) -> Trajectories:
     """Add the rewards of an episode's turns to its score, which comes with its last turn."""
-
-    def add(batch: Trajectories) -> Trajectories:
-        if batch.turn_rewards is None:
-            return batch
-        own = jnp.sum(jnp.where(turn_mask(batch), jnp.nan_to_num(batch.turn_rewards), 0.0), axis=1)
-        return batch.replace(reward=batch.scores + own, turn_rewards=jnp.zeros_like(batch.turn_rewards))
-
-    return stateless(add)
+    if batch.turn_rewards is None:
+        return batch
+    own = jnp.sum(jnp.where(turn_mask(batch), jnp.nan_to_num(batch.turn_rewards), 0.0), axis=1)
+    return batch.replace(reward=batch.scores + own, turn_rewards=jnp.zeros_like(batch.turn_rewards))

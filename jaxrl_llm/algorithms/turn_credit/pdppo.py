@@ -1,5 +1,3 @@
-"""Post-Decision Proximal Policy Optimization (PDPPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -8,23 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import explained_variance, needed_values, whiten_advantages
-from jaxrl_llm.advantages.turns.turns import TURNS, ends_of_turns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
+from jaxrl_llm.advantages.turns import TURNS, ends_of_turns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.value_heads import head_value_loss
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.objectives.values import head_value_loss
 
 
 @method(
     paper="arXiv 2504.05150",
-    year=2025,
     test="test_pdppo.py::test_targets_and_advantages_are_the_loop",
     needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     beside={
@@ -109,37 +101,32 @@ def post_decision_targets(
     return y_v.T, y_w.T, after.T
 
 
-@part
+@stateless_part(TURNS | needed_values(HEADS) | {"turn_rewards"})
 def post_decision_advantages(
-    gamma: Fraction = 1.0, lam: Fraction = 0.95, last_token: Literal["own", "shared"] = "own"
-) -> Transform:
+    batch: Trajectories, gamma: Fraction = 1.0, lam: Fraction = 0.95, last_token: Literal["own", "shared"] = "own"
+) -> Trajectories:
     """A = W - V on the tokens of each reply, and what both heads learn; see `pdppo`.
 
     Writes info["head_returns"] f32[N, L, 2], NaN where a head is not trained, the control "head_turns" f32[2], how many
     turns train each, and "explained_variance" of V. 0 on turns that do not count.
     """
-    require_choice("last_token", last_token, ("own", "shared"))
+    values, mask, places = batch.need("values"), turn_mask(batch), ends_of_turns(batch)
+    V, W = (jnp.take_along_axis(values[..., head], place, axis=1) for head, place in enumerate(places))
+    rewards = rewards_of_turns(batch)
+    y_v, y_w, after = post_decision_targets(rewards, V, W, mask, gamma, lam)
+    known, number = turn_numbers(batch) >= 0, jnp.arange(batch.tokens.shape[1])
+    first, last = (known & (on_tokens(place.astype(jnp.float32), batch) == number) for place in places)
 
-    def apply(batch: Trajectories) -> Trajectories:
-        values, mask, places = batch.need("values"), turn_mask(batch), ends_of_turns(batch)
-        V, W = (jnp.take_along_axis(values[..., head], place, axis=1) for head, place in enumerate(places))
-        rewards = rewards_of_turns(batch)
-        y_v, y_w, after = post_decision_targets(rewards, V, W, mask, gamma, lam)
-        known, number = turn_numbers(batch) >= 0, jnp.arange(batch.tokens.shape[1])
-        first, last = (known & (on_tokens(place.astype(jnp.float32), batch) == number) for place in places)
+    def told(x: Array, where: Array) -> Array:
+        """On the tokens `where`, of turns that count."""
+        return jnp.where(where, on_tokens(jnp.where(mask, x, jnp.nan), batch), jnp.nan)
 
-        def told(x: Array, where: Array) -> Array:
-            """On the tokens `where`, of turns that count."""
-            return jnp.where(where, on_tokens(jnp.where(mask, x, jnp.nan), batch), jnp.nan)
-
-        A = on_tokens(jnp.where(mask, W - V, 0.0), batch)
-        if last_token == "own":
-            A = jnp.where(last, on_tokens(jnp.where(mask, rewards + gamma * after - W, 0.0), batch), A)
-        turns = jnp.sum(mask).astype(jnp.float32)
-        return (
-            batch.replace(advantages=A)
-            .with_info(head_returns=jnp.stack([told(y_v, first), told(y_w, last)], axis=-1))
-            .with_controls(head_turns=jnp.stack([turns, turns]), explained_variance=explained_variance(V, y_v, mask))
-        )
-
-    return stateless(apply, TURNS | needed_values(HEADS) | {"turn_rewards"})
+    A = on_tokens(jnp.where(mask, W - V, 0.0), batch)
+    if last_token == "own":
+        A = jnp.where(last, on_tokens(jnp.where(mask, rewards + gamma * after - W, 0.0), batch), A)
+    turns = jnp.sum(mask).astype(jnp.float32)
+    return (
+        batch.replace(advantages=A)
+        .with_info(head_returns=jnp.stack([told(y_v, first), told(y_w, last)], axis=-1))
+        .with_controls(head_turns=jnp.stack([turns, turns]), explained_variance=explained_variance(V, y_v, mask))
+    )

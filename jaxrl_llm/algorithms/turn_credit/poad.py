@@ -1,5 +1,3 @@
-"""Policy Optimization with Action Decomposition (POAD)."""
-
 from __future__ import annotations
 
 from typing import Annotated
@@ -7,23 +5,18 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.returns import PerRow, generalised_advantages, whiten_advantages
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages import generalised_advantages, whiten_advantages
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.values import huber, value_loss
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
+from jaxrl_llm.objectives import entropy, value_loss
+from jaxrl_llm.objectives.values import huber
 
 
 @method(
     paper="arXiv 2405.15821",
-    year=2024,
     test="test_turn_values.py::test_poad_worked_example_and_loop",
     needs={"turns": "episodes of several turns"},
     beside={"stop": ("the stop of minibatches once the divergence exceeds 0.02", "gradient steps that can end early")},
@@ -61,13 +54,9 @@ def poad(
     )
 
 
-@part
-def between_turns(gamma: Fraction) -> PerRow:
+@batch_part
+def between_turns(batch: Trajectories, gamma: Fraction) -> Array:
     """A function `batch -> f32[N, L]`: gamma from the last action of a turn to the next turn, else 1 (POAD)."""
-
-    def discounts(batch: Trajectories) -> Array:
-        turn = jnp.where(batch.action_mask, batch.turn, 2**30)
-        following = jnp.pad(jax.lax.cummin(turn, axis=1, reverse=True), ((0, 0), (0, 1)), constant_values=2**30)[:, 1:]
-        return jnp.where(batch.action_mask & (following == batch.turn), 1.0, gamma)
-
-    return discounts
+    turn = jnp.where(batch.action_mask, batch.turn, 2**30)
+    following = jnp.pad(jax.lax.cummin(turn, axis=1, reverse=True), ((0, 0), (0, 1)), constant_values=2**30)[:, 1:]
+    return jnp.where(batch.action_mask & (following == batch.turn), 1.0, gamma)

@@ -1,5 +1,3 @@
-"""Step-level Advantage assignment via Trajectory graph (SALT)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -7,8 +5,7 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     Array,
     OfTurns,
     of_episode,
@@ -16,21 +13,18 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_advantages,
     turn_mask,
     turn_numbers,
+    where_given,
 )
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, NonNegativeInt
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.kinds import OURS, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.selection.noise import mix
 
 
 @method(
     paper="arXiv 2510.20022",
-    year=2025,
     test="test_turn_credit.py::test_salt_worked_example",
     needs={"state_key": "turns with the same transition", "turns": "episodes of several turns"},
 )
@@ -62,24 +56,20 @@ def salt(
     )
 
 
-@part
-def mean_over_equal(advantage: OfTurns, history: NonNegativeInt = 0) -> OfTurns:
+@batch_part
+def mean_over_equal(batch: Trajectories, advantage: OfTurns, history: NonNegativeInt = 0) -> Array:
     """Advantages of turns: the mean over the turns of the group with the same transition (SALT).
 
     A transition is the state before the turn with the `history` states before that, the tokens of the turn, and the
     state after it; the last turn of a row has none after it. Needs `state_key`.
     """
-
-    def mean(batch: Trajectories) -> Array:
-        mask, keys = turn_mask(batch), same_state(history + 1)(batch)
-        after = jnp.pad(batch.need("state_key").astype(jnp.uint32), ((0, 0), (0, 1)))[:, 1:]
-        followed = jnp.pad(mask, ((0, 0), (0, 1)))[:, 1:]
-        own = jnp.where(followed, jax.lax.bitcast_convert_type(after, jnp.int32), 0)
-        keys = joint_key(keys, _of_tokens(batch, mask.shape[1]), own, followed.astype(jnp.int32))
-        flat = jnp.where(mask, advantage(batch), jnp.nan).reshape(-1)
-        return jnp.where(mask, bucket_moments(keys.reshape(-1), flat)[1].reshape(mask.shape), 0.0)
-
-    return mean
+    mask, keys = turn_mask(batch), same_state(history + 1)(batch)
+    after = jnp.pad(batch.need("state_key").astype(jnp.uint32), ((0, 0), (0, 1)))[:, 1:]
+    followed = jnp.pad(mask, ((0, 0), (0, 1)))[:, 1:]
+    own = jnp.where(followed, jax.lax.bitcast_convert_type(after, jnp.int32), 0)
+    keys = joint_key(keys, _of_tokens(batch, mask.shape[1]), own, followed.astype(jnp.int32))
+    flat = jnp.where(mask, advantage(batch), jnp.nan).reshape(-1)
+    return jnp.where(mask, bucket_moments(keys.reshape(-1), flat)[1].reshape(mask.shape), 0.0)
 
 
 def _of_tokens(batch: Trajectories, turns: int) -> Array:

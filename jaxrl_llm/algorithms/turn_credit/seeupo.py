@@ -1,26 +1,19 @@
-"""Sequence-Level Sequential Update Policy Optimisation (SeeUPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.returns import clip_advantages, whiten_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm, TurnPhases
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import sequence_mean
+from jaxrl_llm.advantages import clip_advantages, group_relative, whiten_advantages
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.algorithm import TurnPhases
+from jaxrl_llm.core.kinds import CODE, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
 from jaxrl_llm.objectives.off_policy import scale_by_info
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import span_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.objectives.policy_gradient import regularised
 
 
 @method(
     paper="arXiv 2602.06554",
-    year=2026,
     test="test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
     needs={"turns": "episodes of several turns"},
     beside={"orders": ("turns forward and in random order, ablations", "other phases")},

@@ -1,5 +1,3 @@
-"""Step Reward Group Policy Optimization (SRGPO of SeeNav-Agent)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal
@@ -7,29 +5,24 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     Array,
-    OfTurns,
     compared,
     of_episode,
     turn_advantages,
     turn_mask,
     turn_rewards,
+    where_given,
 )
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, NonNegativeInt
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.kinds import CODE, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.selection.noise import row_noise
 
 
 @method(
     paper="arXiv 2512.02631",
-    year=2025,
     test="test_turn_credit.py::test_srgpo_worked_example",
     needs={"turn_rewards": "the progress of each turn", "turns": "episodes of several turns"},
 )
@@ -64,19 +57,15 @@ def srgpo(
     )
 
 
-@part
-def random_groups(size: NonNegativeInt = 16) -> OfTurns:
+@batch_part
+def random_groups(batch: Trajectories, size: NonNegativeInt = 16) -> Array:
     """Keys: random groups of `size` turns of the batch, the last one smaller; size 0: one group of all.
 
     The permutation follows from the rows' tokens and turns, so that it is the same whatever the order of the rows.
     """
-
-    def keys(batch: Trajectories) -> Array:
-        mask = turn_mask(batch)
-        if size == 0:
-            return jnp.zeros(mask.shape, jnp.int32)
-        noise = jax.vmap(lambda turn: row_noise(batch, turn), out_axes=1)(jnp.arange(mask.shape[1]))
-        place = jnp.argsort(jnp.argsort(jnp.where(mask, noise, 1.0).reshape(-1), stable=True), stable=True)
-        return (place // size).astype(jnp.int32).reshape(mask.shape)
-
-    return keys
+    mask = turn_mask(batch)
+    if size == 0:
+        return jnp.zeros(mask.shape, jnp.int32)
+    noise = jax.vmap(lambda turn: row_noise(batch, turn), out_axes=1)(jnp.arange(mask.shape[1]))
+    place = jnp.argsort(jnp.argsort(jnp.where(mask, noise, 1.0).reshape(-1), stable=True), stable=True)
+    return (place // size).astype(jnp.int32).reshape(mask.shape)

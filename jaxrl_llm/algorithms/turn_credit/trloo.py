@@ -1,5 +1,3 @@
-"""Turn-level REINFORCE leave-one-out (TRLOO of Dr. Kernel)."""
-
 from __future__ import annotations
 
 import math
@@ -12,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import drop_rows
-from jaxrl_llm.advantages.turns.turns import (
-    OfTurns,
+from jaxrl_llm.advantages.turns import (
     compared,
     group_keys,
     on_tokens,
@@ -22,22 +19,15 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_count,
     turn_returns,
 )
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, counted
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.off_policy import importance_correction, mismatch
+from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part
+from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.off_policy import mismatch
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
-from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.utils.errors import InputError, is_off
 
@@ -50,7 +40,6 @@ def has_unlikely_token(least: float) -> Callable[[Trajectories], Array]:
 
 @method(
     paper="arXiv 2602.05885",
-    year=2026,
     test="test_turn_credit.py::test_trloo_worked_example",
     needs={"turn_rewards": "rewards of each turn", "turns": "episodes of several turns"},
 )
@@ -95,16 +84,12 @@ def trloo(
     return Algorithm(chain(credit, reject_idle(least_profile, softness)), objective, rollout=profiled(profile))
 
 
-@part
-def same_turn() -> OfTurns:
+@batch_part
+def same_turn(batch: Trajectories) -> Array:
     """Keys: turns of a group with the same index."""
-
-    def keys(batch: Trajectories) -> Array:
-        turns = turn_count(batch)
-        group = group_keys(batch, turns)
-        return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
-
-    return keys
+    turns = turn_count(batch)
+    group = group_keys(batch, turns)
+    return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
 
 
 @part

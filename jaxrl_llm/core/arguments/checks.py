@@ -279,6 +279,7 @@ def require_function(name: str, value: Any, alone: bool = False) -> None:
     made = getattr(value, "__annotations__", {}).get("return")
     if alone and (required := _required_of(value)) > 1:
         raise InputError(f"{name} is a function of {required} values, but must be a function of a batch alone")
+    made = getattr(made, "__name__", made)
     if made in ("Transform", "Objective"):
         raise InputError(
             f"{name} is {value.__name__}, which makes a value of the type {made}: give a function of a batch"

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from jaxrl_llm.core.arguments.ranges import WHOLE, Range, check_number
-from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, require_choice, shown
 from jaxrl_llm.utils.keywords import unknown_keyword
 
 Build = TypeVar("Build", bound=Callable[..., Any])
@@ -100,7 +100,7 @@ def hyperparameters_of(function: Callable[..., Any]) -> list[Hyperparameter]:
 
 
 def checked(build: Build) -> Build:
-    """Wrap the function that builds a method with a check of its hyper-parameters' names, types and ranges."""
+    """Wrap the function that builds a method with a check of its hyper-parameters' names, types, ranges and choices."""
     known = {one.name: one for one in hyperparameters_of(build)}
     label = getattr(build, "__name__", "a method")
 
@@ -113,6 +113,8 @@ def checked(build: Build) -> Build:
             if name not in known:
                 raise unknown_keyword(name, known, f"hyper-parameter of {label}")
             known[name].check(f"{label}: {name}", value)
+            if isinstance(value, str) and known[name].choices and name != "preset":  # which `presets` looks up itself
+                require_choice(f"{name} of {label}", value, known[name].choices)
         return build(**given)
 
     return typing.cast(Build, method)

@@ -50,7 +50,7 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
 
 
 def has_settings(method: str) -> bool:
-    """Whether a method of the catalogue takes settings of a run, `algorithms.run_settings`."""
+    """Whether a method of the catalogue takes settings of a run, see `algorithms.method.run_settings`."""
     return bool(_methods().get(method, {}).get("settings"))
 
 

@@ -8,27 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.needs import placeholders as like
 from jaxrl_llm.core.needs.effective_rank import rank_measures
-from jaxrl_llm.core.needs.placeholders import (
-    StandIn,
-    behaviour,
-    flat_rank,
-    near,
-    no_scores,
-    no_terms,
-    no_turns,
-    no_values,
-    none_of_rows,
-    of_top,
-    of_turns,
-    ones,
-    power,
-    teacher_states,
-    tokens_of_top,
-    top_of_teacher,
-    uniform,
-)
-from jaxrl_llm.core.needs.policy_drift import drift_of
+from jaxrl_llm.core.needs.placeholders import StandIn
 from jaxrl_llm.core.needs.types import Compute, Models, Need
 from jaxrl_llm.core.trajectory import Array, Trajectories
 
@@ -67,41 +50,41 @@ _DISTRIBUTION = "sum over the vocabulary of"
 COMPUTED = (
     Need(
         "old_logp", "batch.old_logp", "[N, L]",
-        "log-probabilities under the weights before the update", behaviour(near(0.05)),
+        "log-probabilities under the weights before the update", like.behaviour(like.near(0.05)),
         lambda models, batch, number: models.old.logp,
     ),
     Need(
         "reference_logp", "batch.reference_logp", "[N, L]",
-        "log-probabilities under the frozen initial policy", behaviour(near(0.2)),
+        "log-probabilities under the frozen initial policy", like.behaviour(like.near(0.2)),
         lambda models, batch, number: models.reference.logp,
     ),
     Need(
         "previous_logp", "batch.previous_logp", "[N, L]",
         "log-probabilities under the weights before the last update; at first, under the initial ones",
-        behaviour(near(0.1)), lambda models, batch, number: models.previous.logp,
+        like.behaviour(like.near(0.1)), lambda models, batch, number: models.previous.logp,
     ),
     Need(
         "values", "batch.values", "[N, L]",
         "a critic's value of each state, before the update; with several heads [N, L, H]",
-        StandIn("0", lambda random, logp: random.normal(size=logp.shape), no_values),
+        StandIn("0", lambda random, logp: random.normal(size=logp.shape), like.no_values),
         _read("values"), "values", by_outputs="values",
     ),
     Need(
         "implicit_logp", "info['implicit_logp']", "[N, L]",
         "log-probabilities under an implicit reward model, a copy of the policy that learns beside it, before the "
         "update",
-        behaviour(near(0.2)), _read("implicit_logp"), "implicit_logp", by_outputs="implicit_logp",
+        like.behaviour(like.near(0.2)), _read("implicit_logp"), "implicit_logp", by_outputs="implicit_logp",
     ),
     Need(
         "scores", "info['scores']", "[N, L, S]",
         "a reward model's scores of the token before each action, before the update",
-        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 1)), no_scores),
+        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 1)), like.no_scores),
         _read("scores"), "scores", by_outputs="scores",
     ),
     Need(
         "target_values", "info['target_values']", "[N, L, H]",
         "values of the target critic, whose weights follow the critic's; one for each head",
-        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 4)), no_values),
+        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 4)), like.no_values),
         lambda models, batch, number: models.target_values,
     ),
     Need(
@@ -111,119 +94,119 @@ COMPUTED = (
     ),
     Need(
         "squared_probability", "info['squared_probability']", "[N, L]", f"{_DISTRIBUTION} pi_old^2",
-        power(2, uniform(0.2, 0.9)), _read("squared_probability"), "squared_probability",
+        like.power(2, like.uniform(0.2, 0.9)), _read("squared_probability"), "squared_probability",
     ),
     Need(
         "cubed_probability", "info['cubed_probability']", "[N, L]", f"{_DISTRIBUTION} pi_old^3",
-        power(3, uniform(0.1, 0.8)), _read("cubed_probability"), "cubed_probability",
+        like.power(3, like.uniform(0.1, 0.8)), _read("cubed_probability"), "cubed_probability",
     ),
     Need(
         "hidden_square", "info['hidden_square']", "[N, L]",
         "squared norm of the last hidden state before each action",
-        ones(lambda random, logp: random.gamma(2.0, 0.5, logp.shape)), _reduced(_squares), "hidden",
+        like.ones(lambda random, logp: random.gamma(2.0, 0.5, logp.shape)), _reduced(_squares), "hidden",
     ),
     Need(
         "effective_rank", "info['effective_rank']", "[N, 3]",
         "effective rank of a row's hidden states, its growth and the growth's growth",
-        StandIn("rank 1 without growth", uniform(1, 5, 3, rows=True), flat_rank), _reduced(_ranks), "hidden",
+        StandIn("rank 1 without growth", like.uniform(1, 5, 3, rows=True), like.flat_rank), _reduced(_ranks), "hidden",
     ),
     Need(
         "reference_affinity", "info['reference_affinity']", "[N, L]",
-        f"{_DISTRIBUTION} sqrt(pi_old pi_reference)", ones(uniform(0.8, 1.0)),
+        f"{_DISTRIBUTION} sqrt(pi_old pi_reference)", like.ones(like.uniform(0.8, 1.0)),
         lambda models, batch, number: models.affinity,
     ),
     Need(
         "tempered_logp", "info['tempered_logp:T']", "[N, L]",
-        "log-probabilities of the old weights at T times their temperature", behaviour(near(0.1)),
+        "log-probabilities of the old weights at T times their temperature", like.behaviour(like.near(0.1)),
         _read("tempered_logp"), "tempered_logp",
     ),
     Need(
         "mean_logp", "info['mean_logp']", "[N, L]",
         "mean over the vocabulary of log pi at each action, of the old weights",
-        behaviour(uniform(-5, -3)), _read("mean_logp"), "mean_logp", by_outputs="mean_logp",
+        like.behaviour(like.uniform(-5, -3)), _read("mean_logp"), "mean_logp", by_outputs="mean_logp",
     ),
     Need(
         "heated_logp", "info['heated_logp']", "[N, L]",
         "log-probabilities at T times the temperature, of the old weights",
-        behaviour(near(0.1)), _read("heated_logp"), "heated_logp", by_outputs="heated_logp",
+        like.behaviour(like.near(0.1)), _read("heated_logp"), "heated_logp", by_outputs="heated_logp",
     ),
     Need(
         "internal_logp", "info['internal_logp']", "[N, L]",
         "log-probabilities of the policy that unembeds the hidden state after layer K, of the old weights",
-        behaviour(near(0.5)), _read("internal_logp"), "internal_logp", by_outputs="internal_logp",
+        like.behaviour(like.near(0.5)), _read("internal_logp"), "internal_logp", by_outputs="internal_logp",
     ),
     Need(
         "greedy", "info['greedy']", "[N, L]",
         "1 where the action is the most probable token (up to rounding one of them), else 0, of the old weights",
-        ones(lambda random, logp: random.integers(0, 2, logp.shape).astype(float)), _read("greedy"), "greedy",
+        like.ones(lambda random, logp: random.integers(0, 2, logp.shape).astype(float)), _read("greedy"), "greedy",
         by_outputs="greedy",
     ),
     Need(
         "top_tokens", "info['top_tokens']", "[N, L, K]",
         "ids of the K most probable tokens at each action, of the old weights",
-        tokens_of_top, _read("top_tokens"), "top_tokens",
+        like.tokens_of_top, _read("top_tokens"), "top_tokens",
     ),
     Need(
         "top_logp", "info['top_logp']", "[N, L, K]",
         "log-probabilities of info['top_tokens'], of the old weights",
-        of_top, _read("top_logp"), "top_logp", by_outputs="top_logp",
+        like.of_top, _read("top_logp"), "top_logp", by_outputs="top_logp",
     ),
     Need(
         "teacher_logp", "info['teacher_logp']", "[N, L, K]",
         "log-probabilities of info['top_tokens'] under the teacher",
-        of_top, _of_teacher("top_logp"),
+        like.of_top, _of_teacher("top_logp"),
     ),
     Need(
         "teacher_entropy", "info['teacher_entropy']", "[N, L]",
         "entropy of the teacher, nats",
-        StandIn("1", uniform(0, 2), lambda batch, number: jnp.ones(batch.tokens.shape)),
+        StandIn("1", like.uniform(0, 2), lambda batch, number: jnp.ones(batch.tokens.shape)),
         lambda models, batch, number: models.teacher.entropy,
     ),
     Need(
         "answer_logp", "info['answer_logp']", "[N, K]",
         "mean log-probability of the reference answer before each turn, of the old weights; NaN without turn or answer",
-        StandIn("no turn changes it", of_turns(-3.0, -0.1), no_turns),
+        StandIn("no turn changes it", like.of_turns(-3.0, -0.1), like.no_turns),
         lambda models, batch, number: models.answers,
     ),
     Need(
         "blanked_logp", "info['blanked_logp']", "[N, L]",
         "log-probabilities of each turn with the observation before it blanked, of the old weights",
-        behaviour(near(0.3)), lambda models, batch, number: models.blanked,
+        like.behaviour(like.near(0.3)), lambda models, batch, number: models.blanked,
     ),
     Need(
         "drift", "info['drift']", "[N]",
         "how far the policy moved since it last answered the prompt: mean |log-ratio| over that response's tokens, "
         "a row with info['measured']; NaN without one",
-        StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
+        StandIn("trackers forget at their fastest", like.uniform(0, 0.1, rows=True)),
         lambda models, batch, number: models.of_logp(drift_of),
     ),
     Need(
         "teacher_token_logp", "info['teacher_token_logp']", "[N, L]", "log-probabilities under the teacher",
-        behaviour(near(0.3)), lambda models, batch, number: models.teacher.logp,
+        like.behaviour(like.near(0.3)), lambda models, batch, number: models.teacher.logp,
     ),
     Need(
         "teacher_top", "info['teacher_top']", "[N, L, 2, K]",
         "ids of the K most probable tokens of the teacher at each action, and their log-probabilities under it",
-        top_of_teacher, _of_teacher("most_probable"),
+        like.top_of_teacher, _of_teacher("most_probable"),
     ),
     Need(
         "teacher_top_logp", "info['teacher_top_logp']", "[N, L, K]", "log-probabilities of the tokens of teacher_top",
-        of_top, by_outputs="teacher_top_logp",
+        like.of_top, by_outputs="teacher_top_logp",
     ),
     Need(
         "teacher_states", "info['teacher_states']", "[N, L, D]", "states that the teacher's unembedding multiplies",
-        teacher_states, _of_teacher("head_states"),
+        like.teacher_states, _of_teacher("head_states"),
     ),
     Need(
         "elbo_terms", "info['elbo_terms']", "[N, n]",
         "n samples of the bound on a row's log-likelihood under a masked-diffusion model, before the update",
-        StandIn("0", uniform(-30, -5, 4, rows=True), no_terms), _read("elbo_terms"), "elbo_terms",
+        StandIn("0", like.uniform(-30, -5, 4, rows=True), like.no_terms), _read("elbo_terms"), "elbo_terms",
         by_outputs="elbo_terms",
     ),
     Need(
         "teacher_divergence", "info['teacher_divergence']", "[N, L]",
         "generalised Jensen-Shannon divergence (beta after a colon) from the teacher of teacher_states",
-        StandIn("0", uniform(0, 1), lambda batch, number: jnp.zeros(batch.tokens.shape)),
+        StandIn("0", like.uniform(0, 1), lambda batch, number: jnp.zeros(batch.tokens.shape)),
         by_outputs="teacher_divergence",
     ),
     Need(
@@ -239,6 +222,22 @@ COMPUTED = (
     Need(
         "perturbation", "info['perturbation']", "[N]",
         "inner product of the policy's projections with what the row's member of a population adds to them",
-        StandIn("0", uniform(-1, 1, rows=True), none_of_rows), by_outputs="perturbation",
+        StandIn("0", like.uniform(-1, 1, rows=True), like.none_of_rows), by_outputs="perturbation",
     ),
 )  # fmt: skip
+
+
+def drift_of(logp: Array, batch: Trajectories) -> Array:
+    """f32[N]: the mean over the tokens of a prompt's earlier responses of |logp - behaviour_logp|; NaN without one.
+
+    logp f32[N, L]: under the policy now. The earlier responses are the rows of the batch with info["measured"]; several
+    of a prompt count alike.
+    """
+    measured = (batch.info or {}).get("measured")
+    if measured is None:
+        return jnp.full(logp.shape[:1], jnp.nan)
+    moved = jnp.sum(jnp.where(batch.action_mask, jnp.abs(logp - batch.behaviour_logp), 0.0), axis=1)
+    known = (measured > 0) & (batch.lengths > 0)
+    mean = jnp.where(known, moved / jnp.maximum(batch.lengths, 1), 0.0)
+    count, total = bucket_sums(batch.prompt_id, known.astype(jnp.float32), mean)
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)

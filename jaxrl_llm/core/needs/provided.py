@@ -6,31 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.needs.placeholders import (
-    StandIn,
-    all_action,
-    answers,
-    episodes,
-    first_turns,
-    half_of_rows,
-    no_answers,
-    no_blanks,
-    no_state_values,
-    no_teachers,
-    none_of_rows,
-    none_of_tokens,
-    one_each,
-    own_nodes,
-    pairs,
-    state_keys,
-    teachers,
-    turn_rewards,
-    uniform,
-    whole,
-    whole_tokens,
-)
-from jaxrl_llm.core.needs.providers import OWN, own_rollout, own_source
-from jaxrl_llm.core.needs.types import Need, in_info
+from jaxrl_llm.core.needs import placeholders as like
+from jaxrl_llm.core.needs.placeholders import StandIn
+from jaxrl_llm.core.needs.types import OWN, Need, in_info, own_rollout, own_source
 
 AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
 EVOLVED = "a rollout in rollouts.hooked.evolved, as the method's own is"
@@ -38,30 +16,30 @@ PROVIDED = (
     in_info(
         "greedy_reward", "[N]", "reward of the greedy completion of the row's prompt",
         StandIn(
-            "the mean of the group", whole(2), lambda batch, number: bucket_moments(batch.group, batch.scores)[1]
+            "the mean of the group", like.whole(2), lambda batch, number: bucket_moments(batch.group, batch.scores)[1]
         ),
         provider="a rollout in rollouts.programs.with_greedy_baseline, as --rollout is by itself",
     ),
     in_info(
         "member", "[N]", "number of the population's member that drew the row",
-        StandIn("each row has its own", whole(8), one_each), provider=EVOLVED,
+        StandIn("each row has its own", like.whole(8), like.one_each), provider=EVOLVED,
     ),
     in_info(
         "member_seed", "[N]", "seed of the noise of the step's population",
-        StandIn("0", whole(2**20), none_of_rows), provider=EVOLVED,
+        StandIn("0", like.whole(2**20), like.none_of_rows), provider=EVOLVED,
     ),
     in_info(
         "guided", "[N]", "1 where the row, or [N, L] the token, was sampled with guidance",
-        StandIn("no row is guided", whole(2)), provider="--rollout 'hinted(COLUMN)'",
+        StandIn("no row is guided", like.whole(2)), provider="--rollout 'hinted(COLUMN)'",
     ),
     in_info(
         "hint_tokens", "[N]", "number of the row's first actions that are a hint",
-        StandIn("no row begins with a hint", whole(3)), provider="--rollout 'hinted_by_failures(COLUMN)'",
+        StandIn("no row begins with a hint", like.whole(3)), provider="--rollout 'hinted_by_failures(COLUMN)'",
     ),
     in_info(
         "teacher_tokens", "[N, T]",
         "another prompt for the row's tokens and these, -1 after them; -1 everywhere without one",
-        StandIn("no row has a teacher", teachers, no_teachers),
+        StandIn("no row has a teacher", like.teachers, like.no_teachers),
         provider="a --rollout whose episodes have a teacher_prompt",
     ),
     in_info(
@@ -71,83 +49,87 @@ PROVIDED = (
     ),
     in_info(
         "rewritten", "[N]", "1 where the row's prompt was rewritten by the policy",
-        StandIn("no prompt is rewritten", whole(2)), provider=own_rollout("rewritten"),
+        StandIn("no prompt is rewritten", like.whole(2)), provider=own_rollout("rewritten"),
     ),
     in_info(
         "hard", "[N]", "1 where the policy seldom solves the row's prompt",
-        StandIn("no prompt is hard", whole(2)), provider=own_rollout("hard"),
+        StandIn("no prompt is hard", like.whole(2)), provider=own_rollout("hard"),
     ),
     in_info(
         "reference_span", "[N, 2]",
         "first and last + 1 of the row's actions that say the reference answer; both 0 where none do",
-        StandIn("no row says it", whole(3, 2)), provider=own_rollout("reference_span"),
+        StandIn("no row says it", like.whole(3, 2)), provider=own_rollout("reference_span"),
     ),
     in_info(
         "demonstrated", "[N]", "1 where the row is a text of the data set, not a sample",
-        StandIn("no row is demonstrated", whole(2)), provider="--rollout 'demonstrated(COLUMN)'",
+        StandIn("no row is demonstrated", like.whole(2)), provider="--rollout 'demonstrated(COLUMN)'",
     ),
     in_info(
         "level_tau", "[N]", "how much the temperature of a token followed its entropy",
-        StandIn("one temperature", uniform(0, 0.1, rows=True)), provider="the rollout of hapo_heterogeneous",
+        StandIn("one temperature", like.uniform(0, 0.1, rows=True)), provider="the rollout of hapo_heterogeneous",
     ),
     in_info(
         "tempered", "[N]", "1 where the row was sampled at controls['temperature']",
-        StandIn("no row is tempered", whole(2)), provider="the rollout of its methods",
+        StandIn("no row is tempered", like.whole(2)), provider="the rollout of its methods",
     ),
     in_info(
         "start_value", "[N]", "mean reward of the prompt's completions before the run",
-        StandIn("none is known", uniform(0, 1, rows=True)), provider="a rollout in rollouts.programs.with_start_value",
+        StandIn("none is known", like.uniform(0, 1, rows=True)),
+        provider="a rollout in rollouts.programs.with_start_value",
     ),
     in_info(
         "measured", "[N]", "1 where the row is there to be measured only, and is not trained on",
-        StandIn("all rows are trained on", whole(2)), provider="the method's own replay",
+        StandIn("all rows are trained on", like.whole(2)), provider="the method's own replay",
     ),
     in_info(
         "degree", "[N]", "how degraded the response is, a whole number from 0; NaN where it has none",
-        StandIn("every response is whole", whole(2), none_of_rows),
+        StandIn("every response is whole", like.whole(2), like.none_of_rows),
     ),
     in_info(
         "code", "[N]", "the code that the prompt begins with, a whole number from 0; NaN: none",
-        StandIn("no row has one", whole(4), none_of_rows),
+        StandIn("no row has one", like.whole(4), like.none_of_rows),
     ),
     in_info(
         "staleness", "[N, L]", "steps since the weights that drew the token were the learner's",
-        StandIn("0", lambda random, logp: random.integers(0, 4, logp.shape).astype(float), none_of_tokens),
+        StandIn("0", lambda random, logp: random.integers(0, 4, logp.shape).astype(float), like.none_of_tokens),
         provider="a run, also without --max-staleness",
     ),
     in_info(
         "replayed", "[N]", "1 where the row comes from a store, or is a copy of another",
-        StandIn("no row is replayed", whole(2)), provider="a replay: Algorithm.replay",
+        StandIn("no row is replayed", like.whole(2)), provider="a replay: Algorithm.replay",
     ),
     in_info(
         "resampled", "[N]", "1 where the row is a reply that was drawn anew at an earlier state",
-        StandIn("no row is", whole(2), none_of_rows),
+        StandIn("no row is", like.whole(2), like.none_of_rows),
     ),
     in_info(
         "replay_advantage", "[N]", "advantage that a store gives a replayed row",
-        StandIn("replayed rows have none", uniform(-1, 1, rows=True)),
+        StandIn("replayed rows have none", like.uniform(-1, 1, rows=True)),
         provider="a replay of single rows: Algorithm.replay",
     ),
     in_info(
         "win_rate", "[N]", "how often the row beats others of its prompt, 0 to 1",
-        StandIn("no row beats another more often than half of the time", uniform(0, 1, rows=True), half_of_rows),
+        StandIn(
+            "no row beats another more often than half of the time", like.uniform(0, 1, rows=True), like.half_of_rows
+        ),
         provider=own_rollout("win_rate"),
     ),
     in_info(
         "opponent", "[N]", "1 where the row is an opponent's, against whom others play",
-        StandIn("no row is an opponent's", whole(2), none_of_rows), provider=own_rollout("opponent"),
+        StandIn("no row is an opponent's", like.whole(2), like.none_of_rows), provider=own_rollout("opponent"),
     ),
     in_info(
         "league_member", "[N]", "place in the league of the policy that the row plays against",
-        StandIn("the first policy", whole(3), none_of_rows), provider="rollouts.agents.self_play.league_play(GAMES)",
+        StandIn("the first policy", like.whole(3), like.none_of_rows),
+        provider="rollouts.agents.self_play.league_play(GAMES)",
     ),
     in_info(
         "copy_weight", "[N]", "factor of the rows of a group that is there several times",
-        StandIn("1", uniform(0.4, 1, rows=True)), provider="replay.into_groups.valued_groups: Algorithm.replay",
+        StandIn("1", like.uniform(0.4, 1, rows=True)), provider="replay.into_groups.valued_groups: Algorithm.replay",
     ),
     in_info(
         "turn_factor", "[N]", "ratio by which updates of later turns changed the row",
-        StandIn("1", uniform(0.8, 1.2, rows=True)),
+        StandIn("1", like.uniform(0.8, 1.2, rows=True)),
         provider="a run, which updates the turns one after the other: Algorithm.phases",
     ),
     Need(
@@ -162,26 +144,26 @@ PROVIDED = (
     ),
     Need(
         "turn_rewards", "batch.turn_rewards", "[N, K]", "the environment's reward of each turn, beside the score",
-        StandIn("the score comes with the last turn", turn_rewards),
+        StandIn("the score comes with the last turn", like.turn_rewards),
         provider="--environment MODULE:NAME",
     ),
     Need(
         "state_key", "batch.state_key", "[N, K]", "equal where the environment was in the same state before the turn",
-        StandIn("no two turns begin in the same state", state_keys),
+        StandIn("no two turns begin in the same state", like.state_keys),
         provider=AGENT,
     ),
     in_info(
         "episode", "[N]", "number of the row's episode in its group, of one row or several",
-        StandIn("each row is an episode", episodes, one_each), provider=AGENT,
+        StandIn("each row is an episode", like.episodes, like.one_each), provider=AGENT,
     ),
     in_info(
         "first_turn", "[N]", "number of the row's first turn in its episode",
-        StandIn("the episode begins with the row", first_turns, none_of_rows), provider=AGENT,
+        StandIn("the episode begins with the row", like.first_turns, like.none_of_rows), provider=AGENT,
     ),
     in_info(
         "plan", "[N, L]",
         "what each action says of a plan: 1 KEEP, 2 SWITCH, 3 the subgoal as before, 4 a new one, 5 the action, 0 else",
-        StandIn("all is action", lambda random, logp: random.integers(0, 6, logp.shape).astype(float), all_action),
+        StandIn("all is action", lambda random, logp: random.integers(0, 6, logp.shape).astype(float), like.all_action),
         provider="--environment MODULE:NAME, or a --rollout in rollouts.agents.plans.planned",
     ),
     in_info(
@@ -192,7 +174,7 @@ PROVIDED = (
     ),
     in_info(
         "imitated_score", "[N]", "score of the success from which the row took its beginning",
-        StandIn("0", uniform(0, 1, rows=True)),
+        StandIn("0", like.uniform(0, 1, rows=True)),
         provider="--environment MODULE:NAME, or a --rollout in rollouts.agents.restarts.restarting",
     ),
     in_info(
@@ -213,34 +195,34 @@ PROVIDED = (
     ),
     in_info(
         "pivot", "[N]", "turns of the row's episode before that from which it was tried again; else 0",
-        StandIn("no episode is tried again", whole(2), none_of_rows),
+        StandIn("no episode is tried again", like.whole(2), like.none_of_rows),
     ),
     in_info(
         "refined", "[N]", "1 where the row's replies were refined by what a simulation saw",
-        StandIn("no reply is refined", whole(2), none_of_rows),
+        StandIn("no reply is refined", like.whole(2), like.none_of_rows),
     ),
     in_info(
         "decomposition", "[N, 4]",
         "coverage, relevance, gain of steps and agreement of operators of the row's sub-questions",
-        StandIn("0", uniform(-1, 1, 4, rows=True)),
+        StandIn("0", like.uniform(-1, 1, 4, rows=True)),
     ),
     in_info(
         "calls", "[N]", "calls of tools in the row's episode",
-        StandIn("none", whole(3), none_of_rows), provider=AGENT,
+        StandIn("none", like.whole(3), like.none_of_rows), provider=AGENT,
     ),
     in_info(
         "failed_calls", "[N]", "calls of tools in the row's episode that gave an error",
-        StandIn("none", whole(2), none_of_rows), provider=AGENT,
+        StandIn("none", like.whole(2), like.none_of_rows), provider=AGENT,
     ),
     in_info(
         "answer_tokens", "[N, A]",
         "ids of the row's reference answer; -2 - id for those that open it, -1 after it",
-        StandIn("no row has an answer", answers, no_answers),
+        StandIn("no row has an answer", like.answers, like.no_answers),
         provider=f"{OWN}, rollouts.runtime.answer_likelihood.with_answers",
     ),
     in_info(
         "blanked", "[N, L]", "ids that stand in for the tokens of observations; NaN elsewhere",
-        StandIn("no observation is blanked", whole_tokens, no_blanks),
+        StandIn("no observation is blanked", like.whole_tokens, like.no_blanks),
         provider=f"{OWN}, rollouts.runtime.answer_likelihood.with_blanks",
     ),
     in_info(
@@ -250,33 +232,33 @@ PROVIDED = (
     ),
     in_info(
         "node", "[N, L]", "number of each action's node in the tree of its group",
-        StandIn("no completions share tokens", pairs, own_nodes),
+        StandIn("no completions share tokens", like.pairs, like.own_nodes),
         provider="a rollout of rollouts.trees, such as --rollout 'tree(64, 128)'",
     ),
     in_info(
         "state_value", "[N, L]",
         "mean reward of fresh completions from the state where each action's node begins",
-        StandIn("unknown values, without credit", uniform(0, 1), no_state_values),
+        StandIn("unknown values, without credit", like.uniform(0, 1), like.no_state_values),
         provider="--rollout 'valued(9)'",
     ),
     in_info(
         "task", "[N]", "number of the task that the row's prompt belongs to, from 0",
-        StandIn("all prompts are of one", lambda random, logp: np.zeros(logp.shape[0]), none_of_rows),
+        StandIn("all prompts are of one", lambda random, logp: np.zeros(logp.shape[0]), like.none_of_rows),
     ),
     in_info(
         "feasible", "[N]", "1 where the row meets the constraints of its task",
-        StandIn("all rows do", whole(2), lambda batch, number: jnp.ones(batch.tokens.shape[0])),
+        StandIn("all rows do", like.whole(2), lambda batch, number: jnp.ones(batch.tokens.shape[0])),
     ),
     in_info(
         "baseline_reward", "[N]", "reward of another response to the row's prompt",
         StandIn(
-            "the mean of the group", uniform(0, 1, rows=True),
+            "the mean of the group", like.uniform(0, 1, rows=True),
             lambda batch, number: bucket_moments(batch.group, batch.scores)[1],
         ),
     ),
     in_info(
         "line_tokens", "[N]",
         "number of the row's first actions that are a line of a response that goes on; 0 where the line ends it",
-        StandIn("every row is a line that ends its response", whole(3), none_of_rows),
+        StandIn("every row is a line that ends its response", like.whole(3), like.none_of_rows),
     ),
 )  # fmt: skip

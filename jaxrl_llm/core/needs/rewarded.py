@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from jaxrl_llm.core.needs.placeholders import StandIn, uniform, whole
-from jaxrl_llm.core.needs.providers import reward_entry
-from jaxrl_llm.core.needs.types import Need, in_info
+from jaxrl_llm.core.needs.types import Need, in_info, reward_entry
 
 REWARDED = (
     in_info(

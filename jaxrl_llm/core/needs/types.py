@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl_llm.core.needs.placeholders import StandIn
-from jaxrl_llm.core.needs.providers import OWN
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
+
+OWN = "the method's own rollout"
 
 
 class Models(Protocol):
@@ -102,3 +103,19 @@ class Need(NamedTuple):
 def in_info(name: str, shape: str, meaning: str, stand_in: StandIn, provider: str = OWN) -> Need:
     """A need of this name in the batch's `info`."""
     return Need(name, f"info[{name!r}]", shape, meaning, stand_in, provider=provider)
+
+
+def own_rollout(name: str) -> str:
+    """What provides a need for which the library has no rollout."""
+    return f"--rollout FILE.py:FUNCTION, which returns a Rollout with provides={{{name!r}}} and writes info[{name!r}]"
+
+
+def own_source(name: str) -> str:
+    """What provides a need that no rollout can know."""
+    return f"a source (training.loop.train) with provides={{{name!r}}} and info[{name!r}] in its batches"
+
+
+def reward_entry(name: str, *built_in: str) -> str:
+    """What provides a need that reward functions may return beside their scores."""
+    own = f"FILE.py:FUNCTION whose file says FUNCTION.provides = {{{name!r}}}"
+    return f"--rewards {' or '.join([*built_in, own])}"

@@ -7,18 +7,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Number, Source
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import Number, Source, check_number
 from jaxrl_llm.core.log_ratios import needed, source
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective
-from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
-from jaxrl_llm.objectives.distillation.divergences import SUPPORTS, SupportOf, first_of_each, on_support
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.objectives.distillation.divergences import SupportOf, first_of_each, on_support
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import Ratio, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, log_probability
-from jaxrl_llm.utils.errors import require_choice
 
 Gain = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (student, teacher, mask [N, L]) -> advantages [N, L]
 
@@ -48,7 +44,6 @@ def distillation(
     check_number("top_k", top_k, least=0, whole=True)
     if support is None:
         support = "teacher" if beta == 0 else "student" if beta == 1 else "union"
-    require_choice("support", support, SUPPORTS)
     mean, of_teacher, of_student = as_average(average), support != "student", support != "teacher"
     needs = {"teacher_states", f"teacher_divergence:{beta:g}"} if not top_k else set[str]()
     if top_k and of_teacher:

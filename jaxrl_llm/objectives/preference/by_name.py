@@ -8,45 +8,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import Number, check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.objectives.preference import losses
 from jaxrl_llm.objectives.preference.divergences import DIVERGENCES, alpha_divergence
-from jaxrl_llm.objectives.preference.losses import (
-    PairLoss,
-    Pairs,
-    aot,
-    aot_unpaired,
-    apo_down,
-    apo_zero,
-    bco_pair,
-    discopop,
-    exo_pair,
-    hinge,
-    ipo,
-    is_of_each_pair,
-    nca_pair,
-    of_each_pair,
-    orpo,
-    robust,
-    sigmoid,
-    sigmoid_norm,
-    simpo,
-    sppo_hard,
-)
+from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, is_of_each_pair, of_each_pair
 from jaxrl_llm.utils.errors import InputError, unknown
 from jaxrl_llm.utils.keywords import unknown_keyword
 
 PAIR_LOSSES: dict[str, PairLoss] = {
     one.__name__: one
     for one in (
-        sigmoid, sigmoid_norm, robust, hinge, ipo, exo_pair, nca_pair, bco_pair, sppo_hard, aot, aot_unpaired, apo_zero,
-        apo_down, discopop, simpo, orpo,
+        losses.sigmoid, losses.sigmoid_norm, losses.robust, losses.hinge, losses.ipo, losses.exo_pair, losses.nca_pair,
+        losses.bco_pair, losses.sppo_hard, losses.aot, losses.aot_unpaired, losses.apo_zero, losses.apo_down,
+        losses.discopop, losses.simpo, losses.orpo,
     )
 }  # fmt: skip
 ALIASES = {"f_alpha_divergence_coef": "alpha", "discopop_tau": "tau", "simpo_gamma": "gamma", "tpo_l_gamma": "gamma"}
-_WITH_LENGTHS = (sigmoid_norm,)
-_WITHOUT_MARGIN = (nca_pair, bco_pair, sppo_hard, apo_zero, apo_down, orpo)
+_WITH_LENGTHS = (losses.sigmoid_norm,)
+_WITHOUT_MARGIN = (losses.nca_pair, losses.bco_pair, losses.sppo_hard, losses.apo_zero, losses.apo_down, losses.orpo)
 
 
 @part

@@ -11,9 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import Number
+from jaxrl_llm.core.parts import batch_part
 
 Divergence = Callable[[jax.Array], jax.Array]  # log-ratios -> scores, of any shape
 
@@ -33,21 +32,16 @@ def js_divergence(log_ratio: jax.Array) -> jax.Array:
     return jnp.log(2.0) + jax.nn.log_sigmoid(log_ratio)
 
 
-@part
-def alpha_divergence(alpha: Number = 0.5) -> Divergence:
+@batch_part
+def alpha_divergence(log_ratio: jax.Array, alpha: Number = 0.5) -> jax.Array:
     """(exp((alpha - 1) u) - 1) / (alpha - 1); u at alpha = 1. At alpha = 0 it is that of the forward KL divergence.
 
     The exponent is at most 80, as in TRL: its exponential is finite in float32.
     """
-    check_number("alpha", alpha)
-
-    def score(log_ratio: jax.Array) -> jax.Array:
-        slope = alpha - 1
-        near = jnp.abs(slope) < 1e-6
-        safe = jnp.where(near, 1.0, slope)
-        return jnp.where(near, log_ratio, _expm1(safe * jnp.where(near, 0.0, log_ratio), 80.0) / safe)
-
-    return score
+    slope = alpha - 1
+    near = jnp.abs(slope) < 1e-6
+    safe = jnp.where(near, 1.0, slope)
+    return jnp.where(near, log_ratio, _expm1(safe * jnp.where(near, 0.0, log_ratio), 80.0) / safe)
 
 
 DIVERGENCES: dict[str, Divergence] = {

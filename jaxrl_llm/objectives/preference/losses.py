@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import Number, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives.preference.divergences import Divergence, alpha_divergence, reverse_kl
 

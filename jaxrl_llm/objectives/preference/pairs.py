@@ -1,4 +1,4 @@
-"""Losses that couple the rows of a group: preferences between samples, and right answers against wrong ones.
+"""Losses that couple the rows of a group: preferences between samples, right answers against wrong ones, win rates.
 
 Each row has one differentiable number, its score. The loss is not a sum of functions of single rows, so `coupled`
 computes over the whole batch each row's share of the loss, and the derivative of the loss with respect to its score.
@@ -12,13 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Source
-from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import needed
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, weighted
-from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, weighted
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.utils.value_digest import value_digest
 
@@ -108,11 +105,9 @@ def preference_shares(
 
 @part
 def preference(
-    beta: Number = 0.1, best: Number = 1.0, best_scale: NonNegativeNumber = 1.0, against: Source = "reference"
+    beta: PositiveNumber = 0.1, best: Number = 1.0, best_scale: NonNegativeNumber = 1.0, against: Source = "reference"
 ) -> Objective:
     """`preference_shares` of the mean log-ratios: DPO on all pairs within a group that differ in reward."""
-    check_number("beta", beta, above=0)
-    check_number("best", best)
 
     def shares(h: jax.Array, batch: Trajectories) -> jax.Array:
         return preference_shares(h, batch.scores, batch.group, beta, best, best_scale)
@@ -164,7 +159,6 @@ def discriminative(
     Rows with a score above the threshold are right, others wrong. merit: `batch -> f32[N]`.
     """
     require_function("merit", merit)
-    check_number("threshold", threshold)
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         score, acts = batch.scores, jnp.any(batch.action_mask, axis=1).astype(jnp.float32)
@@ -175,3 +169,48 @@ def discriminative(
         return -gain / prompts
 
     return coupled(mean_logp, shares, "discriminative")
+
+
+def log_ratio_sum(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    """The weighted sum of each row's log-ratios to the behaviour policy, f32[N]: log pi(y) / q(y) of the sequence."""
+    return sequence_log_ratios(outputs.logp, batch)
+
+
+def sequence_log_ratios(logp: jax.Array, batch: Trajectories) -> jax.Array:
+    """The weighted sum of each row's log-ratios of `logp` f32[N, L] to the behaviour policy, f32[N]."""
+    inside = batch.loss_weights != 0
+    return jnp.sum(weighted(jnp.where(inside, logp, 0.0) - jnp.where(inside, batch.behaviour_logp, 0.0), batch), axis=1)
+
+
+def scored_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: rows with a score and a weight in the loss."""
+    return ~jnp.isnan(batch.scores) & jnp.any(batch.loss_weights != 0, axis=1)
+
+
+WIN_RATE, OPPONENT = "win_rate", "opponent"  # entries of info
+
+
+def higher_of(gap: jax.Array) -> jax.Array:
+    """1 for a higher score, 1/2 for equal ones, 0 for a lower one, by how much it is higher."""
+    return 0.5 * (1 + jnp.sign(gap))
+
+
+def opponents(batch: Trajectories) -> jax.Array:
+    """f32[N]: info["opponent"], 1 where a row is an opponent's; 0 where the batch does not say."""
+    return (batch.info or {}).get(OPPONENT, jnp.zeros(batch.group.shape))
+
+
+def win_rates(batch: Trajectories, oracle: Callable[[jax.Array], jax.Array], itself: bool = False) -> jax.Array:
+    """f32[N]: info["win_rate"], or where the batch has none the mean over the scored others of the row's group of
+    oracle(score - other score), 0 to 1; NaN where there is no other. itself: over the row too, whose oracle(0) counts.
+    """
+    known = (batch.info or {}).get(WIN_RATE)
+    if known is not None:
+        return known
+    score = batch.scores
+    there = ~jnp.isnan(score)
+    mates = (batch.group[:, None] == batch.group) & there[:, None] & there
+    mates &= itself | ~jnp.eye(len(score), dtype=bool)
+    wins = jnp.where(mates, oracle(jnp.nan_to_num(score)[:, None] - jnp.nan_to_num(score)), 0.0)
+    count = jnp.sum(mates, axis=1)
+    return jnp.where(count > 0, jnp.sum(wins, axis=1) / jnp.maximum(count, 1), jnp.nan)

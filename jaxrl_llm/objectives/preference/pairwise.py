@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.choices import FractionNumber, PositiveNumber, Source
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import FractionNumber, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import needed, source
+from jaxrl_llm.core.parts import batch_part, stateless_part
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
+from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, is_of_each_pair, sigmoid
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled
 from jaxrl_llm.selection.noise import row_noise
@@ -37,36 +37,28 @@ class RowPairs(NamedTuple):
 ChoosePairs = Callable[[Trajectories], RowPairs]
 
 
-@part
-def best_and_worst() -> ChoosePairs:
+@batch_part
+def best_and_worst(batch: Trajectories) -> RowPairs:
     """The best and the worst row of each group where they differ in reward, of equals one by their content; P = N."""
+    reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
+    known, noise = ~jnp.isnan(reward), row_noise(batch, 0)
+    mates = (batch.group[:, None] == batch.group) & known[:, None] & known
 
-    def choose(batch: Trajectories) -> RowPairs:
-        reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
-        known, noise = ~jnp.isnan(reward), row_noise(batch, 0)
-        mates = (batch.group[:, None] == batch.group) & known[:, None] & known
+    def extreme(value: jax.Array) -> jax.Array:
+        """int32[N]: of each row's mates one with the largest value."""
+        largest = jnp.max(jnp.where(mates, value, -jnp.inf), axis=1, keepdims=True)
+        return jnp.argmax(jnp.where(mates & (value == largest), noise, -1.0), axis=1)
 
-        def extreme(value: jax.Array) -> jax.Array:
-            """int32[N]: of each row's mates one with the largest value."""
-            largest = jnp.max(jnp.where(mates, value, -jnp.inf), axis=1, keepdims=True)
-            return jnp.argmax(jnp.where(mates & (value == largest), noise, -1.0), axis=1)
-
-        best, worst = extreme(reward), extreme(-reward)
-        return RowPairs(rows, worst, (best == rows) & (reward > reward[worst]))
-
-    return choose
+    best, worst = extreme(reward), extreme(-reward)
+    return RowPairs(rows, worst, (best == rows) & (reward > reward[worst]))
 
 
-@part
-def all_pairs() -> ChoosePairs:
+@batch_part
+def all_pairs(batch: Trajectories) -> RowPairs:
     """All pairs of rows of a group with different rewards; P = N^2."""
-
-    def choose(batch: Trajectories) -> RowPairs:
-        reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
-        better = (batch.group[:, None] == batch.group) & (reward[:, None] > reward)
-        return RowPairs(*(x.reshape(-1) for x in (*jnp.meshgrid(rows, rows, indexing="ij"), better)))
-
-    return choose
+    reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
+    better = (batch.group[:, None] == batch.group) & (reward[:, None] > reward)
+    return RowPairs(*(x.reshape(-1) for x in (*jnp.meshgrid(rows, rows, indexing="ij"), better)))
 
 
 @part
@@ -96,7 +88,6 @@ def pairwise(
     row has the larger one), and, without scores, "logps/chosen", "logps/rejected".
     """
     require_function("a loss of pairs", loss)
-    check_number("beta", beta, above=0)
     choose = best_and_worst() if pairs is None else pairs
     by_groups = pairs is None and is_of_each_pair(loss)
 
@@ -171,32 +162,22 @@ def chosen_likelihood(pairs: ChoosePairs | None = None) -> Objective:
     return Objective(objective, frozenset(), refresh)
 
 
-@part
-def shared_length(factor: FractionNumber = 0.5, pairs: ChoosePairs | None = None) -> Transform:
+@stateless_part()
+def shared_length(batch: Trajectories, factor: FractionNumber = 0.5, pairs: ChoosePairs | None = None) -> Trajectories:
     """Weigh the tokens of a pair's longer row beyond the length of the shorter one by `factor` (LD-DPO, 2409.06411)."""
-    check_number("factor", factor, least=0, most=1)
-    choose = best_and_worst() if pairs is None else pairs
-
-    def apply(batch: Trajectories) -> Trajectories:
-        rows, lengths = choose(batch), batch.lengths
-        both = jnp.where(rows.valid, jnp.minimum(lengths[rows.chosen], lengths[rows.rejected]), jnp.inf)
-        shorter = jnp.full(lengths.shape, jnp.inf).at[rows.chosen].min(both).at[rows.rejected].min(both)
-        beyond = batch.action_index >= shorter[:, None]
-        return batch.replace(weights=batch.loss_weights * jnp.where(beyond, factor, 1.0))
-
-    return stateless(apply)
+    rows, lengths = (pairs or best_and_worst())(batch), batch.lengths
+    both = jnp.where(rows.valid, jnp.minimum(lengths[rows.chosen], lengths[rows.rejected]), jnp.inf)
+    shorter = jnp.full(lengths.shape, jnp.inf).at[rows.chosen].min(both).at[rows.rejected].min(both)
+    beyond = batch.action_index >= shorter[:, None]
+    return batch.replace(weights=batch.loss_weights * jnp.where(beyond, factor, 1.0))
 
 
-@part
-def on_policy_weights() -> Transform:
+@stateless_part({"old_logp", "squared_probability"})
+def on_policy_weights(batch: Trajectories) -> Trajectories:
     """Set info["pair_weight"] to exp(mean_t(log pi(y_t) - log sum_v pi(v)^2)), pi before the update (WPO, 2406.11827).
 
     1 where every token is as probable as one that pi draws is on average. Needs "old_logp", "squared_probability".
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        square = jnp.where(batch.action_mask, batch.need("squared_probability"), 1.0)
-        excess = jnp.where(batch.action_mask, batch.need("old_logp"), 0.0) - jnp.log(square)
-        return batch.with_info(**{PAIR_WEIGHT: jnp.exp(jnp.sum(excess, axis=1) / jnp.maximum(batch.lengths, 1))})
-
-    return stateless(apply, {"old_logp", "squared_probability"})
+    square = jnp.where(batch.action_mask, batch.need("squared_probability"), 1.0)
+    excess = jnp.where(batch.action_mask, batch.need("old_logp"), 0.0) - jnp.log(square)
+    return batch.with_info(**{PAIR_WEIGHT: jnp.exp(jnp.sum(excess, axis=1) / jnp.maximum(batch.lengths, 1))})

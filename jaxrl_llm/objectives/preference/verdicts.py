@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Source
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Source, check_number
 from jaxrl_llm.core.log_ratios import log_ratio_sums, needed, source
+from jaxrl_llm.core.parts import stateless_part
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, control, stateless
+from jaxrl_llm.core.transform import Metrics, Objective, control
 from jaxrl_llm.utils.errors import InputError
 
 KL = "sequence_kl"  # control: estimate of KL(policy || reference), nats a response
@@ -56,22 +56,18 @@ def bco_loss(
     return jax.nn.softplus(jnp.where(jnp.asarray(label).astype(bool), -gain, gain))
 
 
-@part
-def mismatched_kl() -> Transform:
+@stateless_part({"measured", "old_logp", "reference_logp"})
+def mismatched_kl(batch: Trajectories) -> Trajectories:
     """Write the control "sequence_kl": the mean over rows with info["measured"] of log pi(y) - log p(y), at least 0.
 
     Each such row is a prompt with the response to another one; pi is the policy before the update, p the reference.
     Needs "measured", "old_logp" and "reference_logp".
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
-        marks = (batch.info or {}).get("measured", jnp.zeros(u.shape))  # reports and comparisons have none
-        rows = (marks > 0) & jnp.any(batch.action_mask, axis=1)
-        mean = jnp.sum(jnp.where(rows, u, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
-        return batch.with_controls(**{KL: jnp.maximum(mean, 0.0)})
-
-    return stateless(apply, {"measured", "old_logp", "reference_logp"})
+    u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
+    marks = (batch.info or {}).get("measured", jnp.zeros(u.shape))  # reports and comparisons have none
+    rows = (marks > 0) & jnp.any(batch.action_mask, axis=1)
+    mean = jnp.sum(jnp.where(rows, u, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
+    return batch.with_controls(**{KL: jnp.maximum(mean, 0.0)})
 
 
 @part
@@ -91,8 +87,6 @@ def verdicts(
     "rewards/rejected" and "logps/rejected" over bad ones, "rewards/margins", and "rewards/accuracies": the share of
     rows with u > z where they are good, and u < z where they are bad.
     """
-    check_number("beta", beta, above=0)
-    check_number("threshold", threshold)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts = jnp.any(batch.loss_weights != 0, axis=1)

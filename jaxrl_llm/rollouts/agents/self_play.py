@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count
-from jaxrl_llm.core.league import League
+from jaxrl_llm.core.population import League
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import AHEAD, Rollout, Task
 from jaxrl_llm.data.chat.rendering import PromptFormat

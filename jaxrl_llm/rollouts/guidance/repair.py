@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from jaxrl_llm.core.arguments.checks import expect
-from jaxrl_llm.core.arguments.choices import Rewrite
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegativeInt
+from jaxrl_llm.core.kinds import Rewrite
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.hooks import first_state
-from jaxrl_llm.core.league import LEAGUE
+from jaxrl_llm.core.population import LEAGUE
 from jaxrl_llm.core.reference import REFERENCE
 from jaxrl_llm.distributed.mesh import on_device
 from jaxrl_llm.models import lora

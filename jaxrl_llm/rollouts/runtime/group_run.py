@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.league import League
+from jaxrl_llm.core.population import League
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.rollouts.context import Tools

@@ -9,8 +9,7 @@ from typing import Annotated
 import numpy as np
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, Positive
+from jaxrl_llm.core.kinds import OURS, Count, Positive
 from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, drawn, softmax, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
@@ -26,7 +25,6 @@ DIRECTION = (
 
 @method(
     paper="arXiv 2602.02597",
-    year=2026,
     test="test_contextevolve.py::test_exemplars_are_drawn_by_priority",
     beside={
         "programs": ("systems code as the solutions that are searched", "tasks whose answers are programs, with code "

@@ -6,20 +6,17 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, Fraction
+from jaxrl_llm.core.kinds import OURS, Count, Fraction
 from jaxrl_llm.texts.candidates import Candidate, State, apart, begun, observed, one_of, replaced, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
-from jaxrl_llm.texts.proposer import KINDS, REWRITE, By, accepted, brief_of, check_slots, filled, propose
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.texts.proposer import REWRITE, By, accepted, brief_of, check_slots, filled, propose
 
 SUMMARY = "These instructions were tried:\n{notes}\n\nSay in one or two sentences what works and what does not."
 
 
 @method(
     paper="arXiv 2603.14769",
-    year=2026,
     test="test_polca.py::test_a_step_by_hand",
     beside={
         "embeddings": (
@@ -48,7 +45,6 @@ def polca(
     "words" the policy writes another instruction, asked by `rewrite`, a text with the slots {text}, {summary}, {right}
     and {wrong} ("": our own); by "examples" `shots` of its right answers become examples; by "both" they alternate.
     """
-    require_choice("polca: by", by, KINDS)
     rewrite = rewrite or REWRITE
     check_slots("rewrite", rewrite, ("text",))
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count
+from jaxrl_llm.core.kinds import OURS, RECALLED, Count
 from jaxrl_llm.texts.candidates import Candidate, State, begun, observed
 from jaxrl_llm.texts.engine import Engine, Row
 from jaxrl_llm.texts.method import TextMethod
 from jaxrl_llm.texts.proposer import JUDGE, KINDS, SLOTS, Brief, By, accepted, check_slots, compare, propose
-from jaxrl_llm.utils.errors import require_choice
 
 REWRITE = (
     "Here is an instruction for an assistant:\n{text}\n\nAnswers that it gave:\n{right}\n\n"
@@ -22,7 +20,6 @@ REWRITE = (
 
 @method(
     paper="arXiv 2502.06855",
-    year=2025,
     test="test_spo_prompt.py::test_the_winner_stays_by_majority",
     beside={
         "one set of questions": (
@@ -49,7 +46,6 @@ def spo_prompt(
     {first} and {second} ("": our own). By "words" it rewrites the text, by "examples" `shots` of its answers become
     worked examples in it, by "both" one or the other, drawn.
     """
-    require_choice("spo_prompt: by", by, KINDS)
     rewrite, judge = rewrite or REWRITE, judge or JUDGE
     check_slots("rewrite", rewrite, ("text",))
     check_slots("judge", judge, SLOTS)

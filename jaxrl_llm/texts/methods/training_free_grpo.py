@@ -8,13 +8,11 @@ from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count
+from jaxrl_llm.core.kinds import OURS, Count
 from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, observed
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
 from jaxrl_llm.texts.proposer import LONGEST, filled, joined, split, worked_example
-from jaxrl_llm.utils.errors import require_choice
 
 SUMMARY = "Question: {question}\n\nAnswer: {answer}\n\nSay in one sentence how this answer was found."
 LESSONS = (
@@ -91,7 +89,6 @@ def contrasts(groups: Sequence[Sequence[Answer]]) -> list[tuple[Answer, Answer]]
 
 @method(
     paper="arXiv 2510.08191",
-    year=2025,
     test="test_training_free_grpo.py::test_operations_by_hand",
     beside={
         "consolidation by the model": (
@@ -117,8 +114,6 @@ def training_free_grpo(
     example: it is added, or replaces that of the same question; this is for policies too small to write lessons. Of
     more than `most` experiences the newest stay.
     """
-
-    require_choice("training_free_grpo: lessons", lessons, ("words", "examples"))
 
     def step(state: State, tasks: Sequence[Row], engine: Engine) -> State:
         (now,) = state.candidates

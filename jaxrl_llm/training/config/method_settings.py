@@ -1,4 +1,4 @@
-"""Settings that a run takes from its method, see `algorithms.run_settings`."""
+"""Settings that a run takes from its method, see `algorithms.method.run_settings`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxrl_llm.algorithms import CATALOGUE
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings_of
+from jaxrl_llm.algorithms.method import RunSetting, run_settings_of
 from jaxrl_llm.core.arguments.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError, gather, shown

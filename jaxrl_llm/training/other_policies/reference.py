@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
-from jaxrl_llm.core.league import LEAGUE, League
 from jaxrl_llm.core.needs import of_previous, of_reference
+from jaxrl_llm.core.population import LEAGUE, League
 from jaxrl_llm.core.reference import REFERENCE, Mixture, ReferenceRule, Update, chosen
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.models import lora

@@ -6,21 +6,22 @@ Each is a sum over the rows of a micro-batch, divided by a total of the whole ba
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import names_of
-from jaxrl_llm.core.arguments.choices import AverageName
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
 from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.kinds import AverageName
+from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, control, stateless_part
 from jaxrl_llm.core.repr import Negation, Operation, layout, part, recorded
 from jaxrl_llm.core.shapes import in_words
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
-from jaxrl_llm.core.transform import Metrics, Objective, Refresh, control, in_turn
+from jaxrl_llm.core.trajectory import PolicyOutputs, row_means, totals_of, weighted
+from jaxrl_llm.core.transform import Refresh, in_turn
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 Mean = Callable[[jax.Array, Trajectories], jax.Array]  # (values f32[N, L], batch) -> f32[]
@@ -201,3 +202,51 @@ def average_by_name(name: AverageName, length: float | jax.Array | None = None) 
         "slice": slice_token_mean,
     }
     return makers[name]()
+
+
+@stateless_part()
+def count_tokens(batch: Trajectories, rows: Callable[[Trajectories], jax.Array], name: str) -> Trajectories:
+    """Write the control `name`: the sum of the token weights, times rows(batch) f32[N].
+
+    Chain it after transforms that change the weights.
+    """
+    return batch.with_controls(**{name: jnp.sum(rows(batch)[:, None] * batch.loss_weights)})
+
+
+@part
+def mean_by(name: str) -> Average:
+    """Sum over all tokens / the control `name`; 0 if that is 0. Values must be 0 on tokens that it does not count."""
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        count = control(batch, name)
+        return jnp.where(count > 0, jnp.sum(weighted(values, batch)) / jnp.where(count > 0, count, 1.0), 0.0)
+
+    return Average(average)
+
+
+Tokens = Callable[[Trajectories], jax.Array]  # batch -> bool[N, L]
+
+
+@part
+def token_groups(
+    groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: Literal["sequence", "token"] = "sequence"
+) -> Average:
+    """sum_k alpha_k mean_k(v) over groups of tokens, given by name as (alpha_k, batch -> bool[N, L]).
+
+    over "sequence": mean_k is the mean over sequences of the mean over their tokens in the group (0 if a sequence has
+    none); "token": the mean over all tokens in the group (0 if there are none).
+    """
+
+    def masked(batch: Trajectories, tokens: Tokens) -> Trajectories:
+        return batch.replace(weights=batch.loss_weights * tokens(batch), totals=totals_of(batch))
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        means = {name: sequence_mean() if over == "sequence" else mean_by(f"tokens/{name}") for name in groups}
+        terms = [alpha * means[name](values, masked(batch, tokens)) for name, (alpha, tokens) in groups.items()]
+        return jnp.sum(jnp.stack(terms))
+
+    def count(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        counts = {name: jnp.sum(batch.loss_weights * tokens(batch)) for name, (_, tokens) in groups.items()}
+        return batch.with_controls(**{f"tokens/{name}": value for name, value in counts.items()})
+
+    return Average(average, refresh=count if over == "token" else None)

@@ -10,22 +10,20 @@ from typing import Any, Literal
 import pytest
 
 from jaxrl_llm import advantages, algorithms, objectives
-from jaxrl_llm.advantages import returns, risk
-from jaxrl_llm.advantages.tokens import baselines
+from jaxrl_llm.advantages import returns, risk, tokens
 from jaxrl_llm.algorithms.credit import verl_velocity_rank
 from jaxrl_llm.algorithms.policy_loss import bapo_adaptive_clip
-from jaxrl_llm.core.arguments import choices
-from jaxrl_llm.objectives import anchors, covariance, off_policy
-from jaxrl_llm.objectives.averaging import averages
+from jaxrl_llm.core import kinds
+from jaxrl_llm.objectives import averages, covariance, off_policy
 from jaxrl_llm.utils.errors import InputError
 
 MODULES = (
-    advantages, objectives, verl_velocity_rank, returns, risk, baselines, bapo_adaptive_clip, anchors, averages,
+    advantages, objectives, verl_velocity_rank, returns, risk, tokens, bapo_adaptive_clip, averages,
     off_policy, covariance,
 )  # fmt: skip
 FILLED = {
     "span": "sequence",
-    "rho": None,
+    "rho": objectives.token_ratio(),
     "target": 0.5,
     "bound": 0.1,
     "low": 0.1,
@@ -33,6 +31,7 @@ FILLED = {
     "coefficient": 0.1,
     "groups": {},
 }
+OWN = {"find_bounds": {"low": (0.6, 0.9, 0.1), "high": (1.2, 3.0, 0.1)}}  # where values of other kinds are asked for
 
 
 def chosen(build: Callable[..., Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -56,7 +55,7 @@ def test_another_name_is_refused_with_the_known_ones(build: Any, name: str, name
     required = [p.name for p in inspect.signature(build).parameters.values() if p.default is p.empty and p.name != name]
     given = {one: FILLED[one] if one in FILLED else pytest.skip(f"{build.__name__} needs {one}") for one in required}
     with pytest.raises(InputError, match="no such") as error:
-        build(**given, **{name: "no such"})
+        build(**{**given, **OWN.get(build.__name__, {})}, **{name: "no such"})
     assert set(error.value.known) == set(names)
     assert "\n" not in str(error.value)
 
@@ -64,6 +63,6 @@ def test_another_name_is_refused_with_the_known_ones(build: Any, name: str, name
 def test_there_are_choices_and_each_shared_one_is_used() -> None:
     assert len(CASES) > 30
     assert len(METHODS) > 60
-    listed = [set(typing.get_args(kind)) for kind in vars(choices).values() if typing.get_origin(kind) is Literal]
+    listed = [set(typing.get_args(kind)) for kind in vars(kinds).values() if typing.get_origin(kind) is Literal]
     used = [set(names) for _, _, names in CASES + METHODS]
     assert all(one in used for one in listed)

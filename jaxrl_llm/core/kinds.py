@@ -1,4 +1,4 @@
-"""Types of arguments that several functions share: numbers, and names of choices.
+"""What an argument of a part or a method may be: ranges of numbers, names of choices, and origins of defaults.
 
 A number out of range and a name that is no choice are an InputError at run time.
 """
@@ -9,7 +9,30 @@ from typing import Annotated, Literal
 
 import jax
 
-from jaxrl_llm.core.arguments.ranges import Range
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RECALLED, RUN
+from jaxrl_llm.core.arguments.ranges import (
+    AboveOne,
+    AtLeastOne,
+    Count,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    OpenFraction,
+    Positive,
+    Range,
+    Share,
+    ZeroOrOne,
+    check_bounds,
+    check_moments,
+    check_number,
+)
+
+__all__ = [
+    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AverageName", "Baseline", "Count",
+    "Estimator", "Fraction", "FractionNumber", "Gate", "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number",
+    "OpenFraction", "Positive", "PositiveNumber", "Range", "Rewrite", "Routing", "Rule", "Scale", "Share", "Source",
+    "Span", "ZeroOrOne", "check_bounds", "check_moments", "check_number",
+]  # fmt: skip
 
 Number = jax.Array | float  # an array, traced or not, passes unchecked
 NonNegativeNumber = Annotated[Number, Range(least=0)]

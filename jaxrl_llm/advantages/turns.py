@@ -14,12 +14,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.episodes import episode_keys, turns_before
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.core.arguments.ranges import Count, Fraction
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, part, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 OfTurns = Callable[[Trajectories], Array]
@@ -135,24 +134,20 @@ def group_keys(batch: Trajectories, turns: int) -> Array:
     return jnp.broadcast_to(batch.group[:, None], (batch.group.shape[0], turns))
 
 
-@part
-def same_state(last: Count = 1) -> OfTurns:
+@batch_part
+def same_state(batch: Trajectories, last: Count = 1) -> Array:
     """Keys: turns of a group whose last `last` states are the same, the newest being the one before the turn.
 
     Reads `state_key`. A turn with fewer turns before it is alike only to others at the same index.
     """
-
-    def keys(batch: Trajectories) -> Array:
-        states = batch.need("state_key").astype(jnp.uint32)
-        turns = states.shape[1]
-        joint = group_keys(batch, turns)
-        for back in range(last):
-            past = jnp.pad(states, ((0, 0), (back, 0)))[:, :turns]
-            missing = jnp.broadcast_to(jnp.arange(turns) < back, states.shape).astype(jnp.int32)
-            joint = joint_key(joint, jax.lax.bitcast_convert_type(past, jnp.int32), missing)
-        return joint
-
-    return keys
+    states = batch.need("state_key").astype(jnp.uint32)
+    turns = states.shape[1]
+    joint = group_keys(batch, turns)
+    for back in range(last):
+        past = jnp.pad(states, ((0, 0), (back, 0)))[:, :turns]
+        missing = jnp.broadcast_to(jnp.arange(turns) < back, states.shape).astype(jnp.int32)
+        joint = joint_key(joint, jax.lax.bitcast_convert_type(past, jnp.int32), missing)
+    return joint
 
 
 @part
@@ -167,8 +162,9 @@ def turn_rewards() -> OfTurns:
     return lambda batch: jnp.where(turn_mask(batch), jnp.nan_to_num(batch.need("turn_rewards")), 0.0)
 
 
-@part
+@batch_part
 def compared(
+    batch: Trajectories,
     values: OfTurns,
     keys: OfTurns,
     scale: Literal["none", "std"] = "none",
@@ -176,47 +172,33 @@ def compared(
     ddof: int = 1,
     epsilon: float = 1e-6,
     alone: Literal["zero", "value"] = "zero",
-) -> OfTurns:
+) -> Array:
     """Advantages of turns: the values less the baseline of their key; see `above_buckets`."""
-    require_choice("scale", scale, ("none", "std"))
-    require_choice("baseline", baseline, ("mean", "leave_one_out"))
-    require_choice("alone", alone, ("zero", "value"))
-
-    def advantage(batch: Trajectories) -> Array:
-        return above_buckets(values(batch), keys(batch), turn_mask(batch), scale, baseline, ddof, epsilon, alone)
-
-    return advantage
+    return above_buckets(values(batch), keys(batch), turn_mask(batch), scale, baseline, ddof, epsilon, alone)
 
 
-@part
+@batch_part
 def of_episode(
+    batch: Trajectories,
     scale: Literal["none", "std"] = "none",
     over: Literal["rows", "turns"] = "rows",
     epsilon: float = 1e-6,
     of: Literal["return", "score"] = "return",
     baseline: Literal["mean", "leave_one_out"] = "mean",
-) -> OfTurns:
+) -> Array:
     """Advantages of turns: that of their episode, its return less the mean of its group's.
 
     over: whether each row counts once in the mean, or each of its turns does. of: the return has the rewards of turns
     beside the row's score. baseline: of the whole group, or of the others.
     """
-    require_choice("scale", scale, ("none", "std"))
-    require_choice("baseline", baseline, ("mean", "leave_one_out"))
-    require_choice("over", over, ("rows", "turns"))
-    require_choice("of", of, ("return", "score"))
-
-    def advantage(batch: Trajectories) -> Array:
-        mask, returns = turn_mask(batch), episode_returns(batch) if of == "return" else batch.scores
-        spread = jnp.broadcast_to(returns[:, None], mask.shape)
-        if over == "turns":
-            return above_buckets(spread, group_keys(batch, mask.shape[1]), mask, scale, baseline, epsilon=epsilon)
-        above = above_baseline(returns, batch.group, baseline)
-        if scale == "std":
-            above = above / (bucket_moments(batch.group, returns)[2] + epsilon)
-        return jnp.where(mask, above[:, None], 0.0)
-
-    return advantage
+    mask, returns = turn_mask(batch), episode_returns(batch) if of == "return" else batch.scores
+    spread = jnp.broadcast_to(returns[:, None], mask.shape)
+    if over == "turns":
+        return above_buckets(spread, group_keys(batch, mask.shape[1]), mask, scale, baseline, epsilon=epsilon)
+    above = above_baseline(returns, batch.group, baseline)
+    if scale == "std":
+        above = above / (bucket_moments(batch.group, returns)[2] + epsilon)
+    return jnp.where(mask, above[:, None], 0.0)
 
 
 @part
@@ -234,3 +216,51 @@ def turn_advantages(*terms: OfTurns, weights: tuple[float, ...] = (), needs: Ite
         return batch.replace(advantages=on_tokens(jnp.asarray(total), batch))
 
     return stateless(apply, TURNS | frozenset(needs))
+
+
+FIELDS = ("state_key", "turn_rewards")
+
+
+@part
+def where_given(field: str, term: OfTurns, otherwise: OfTurns | None = None) -> OfTurns:
+    """A term of turns that reads a field of the batch; without that field `otherwise`, by default 0.
+
+    For methods that need the field: a run without it is refused unless it goes without by name.
+    """
+    require_choice("field", field, FIELDS)
+
+    def advantage(batch: Trajectories) -> Array:
+        if getattr(batch, field) is not None:
+            return term(batch)
+        return jnp.zeros(turn_mask(batch).shape) if otherwise is None else otherwise(batch)
+
+    return advantage
+
+
+@part
+def needs_turns(fresh: bool = False) -> Transform:
+    """Need episodes of several turns; the batch stays as it is. fresh: each turn is a row with a prompt of its own."""
+    return stateless(lambda batch: batch, TURNS | ({"fresh_prompts"} if fresh else set()))
+
+
+def episode_backwards(batch: Trajectories, rewards: Array, gamma: float, carried: Array) -> Array:
+    """f32[N, K]: G_t = r_t + gamma G_{t+1} over the turns of an episode, where `carried` bool[N, K]; else G_t = r_t,
+    of which the turn before gets nothing. 0 for turns that are not there."""
+    mask = turn_mask(batch)
+    N, K = mask.shape
+    r = jnp.where(mask, rewards, 0.0).reshape(-1)
+    key = jnp.broadcast_to(episode_keys(batch)[:, None], (N, K)).reshape(-1)
+    row, place = (jnp.broadcast_to(x, (N, K)).reshape(-1) for x in (turns_before(batch)[:, None], jnp.arange(K)))
+    there = mask.reshape(-1)
+    order = jnp.lexsort((place, row, key, ~there))
+
+    def back(later: tuple[Array, Array], now: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+        R, episode = later
+        reward, own, known, goes_on = now
+        G = reward + jnp.where(goes_on & (episode == own), gamma * R, 0.0)
+        return (jnp.where(known & goes_on, G, 0.0), own), jnp.where(known, G, 0.0)
+
+    start = (jnp.zeros(()), jnp.int32(-1))
+    inputs = (r[order], key[order], there[order], carried.reshape(-1)[order])
+    _, found = jax.lax.scan(back, start, inputs, reverse=True)
+    return jnp.zeros(N * K).at[order].set(found).reshape(N, K)

@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of
-from jaxrl_llm.objectives.averaging.averages import Average, as_average
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part, totals_of
+from jaxrl_llm.objectives.averages import Average, as_average
 from jaxrl_llm.utils.errors import InputError
 
 

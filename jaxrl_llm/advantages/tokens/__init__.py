@@ -1,1 +1,0 @@
-"""Credit of single tokens: baselines, rewards and windows."""

@@ -1,5 +1,0 @@
-"""Credit of turns and episodes."""
-
-from jaxrl_llm.utils.lazy import names_of
-
-__getattr__ = names_of(__name__, "turns")

@@ -1,3 +1,0 @@
-"""Anchor policies and their schedules: centred clips, mixtures of KL anchors, mirror-descent step sizes."""
-
-from __future__ import annotations

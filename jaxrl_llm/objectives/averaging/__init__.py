@@ -1,1 +1,0 @@
-"""Averages of token losses over tokens, rows, turns and episodes."""

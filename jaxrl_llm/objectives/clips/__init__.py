@@ -1,1 +1,0 @@
-"""Clip ranges that adapt to the batch or to the token."""
