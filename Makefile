@@ -19,7 +19,7 @@ AGENT_OUTPUT ?= runs/agent-demo-seed$(SEED)
 
 # What imports no model and starts no run.
 QUICK  := $(addprefix tests/,advantages objectives selection test_trajectory.py test_trajectory_buckets.py test_transform.py \
-  test_expressions.py test_functional.py test_kinds.py test_ranges.py test_references.py test_errors.py \
+  test_expressions.py test_functional.py test_annotations.py test_ranges.py test_references.py test_errors.py \
   test_keywords.py test_json_text.py test_signatures.py)
 
 .PHONY: demo agent-demo quick test test-all test-lowest lint notebooks docs clean

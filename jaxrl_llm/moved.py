@@ -21,7 +21,7 @@ _MOVES = (
     ),
     ("core.arguments", "", "arguments=checks part_checks=checks coefficients=ranges signatures"),
     ("core.arguments", "core", "checks ranges signatures hyperparameters"),
-    ("core", "core", "choices=kinds arguments.choices=kinds"),
+    ("core", "core", "choices=annotations arguments.choices=annotations"),
     ("core", "algorithms", "algorithm"),
     (
         "core.needs", "",
@@ -34,7 +34,7 @@ _MOVES = (
         "commands agent_demo demo config_file host_options info_commands=info lab_command=lab option_groups "
         "options peer_options peer_overrides plan_command=plan run_commands=eval_and_sample"
     ),
-    ("core", "", "by_value choices=kinds"),
+    ("core", "", "by_value choices=annotations"),
     (
         "rollouts", "rollouts",
         "tools=context by_name=registry second_prompts=auxiliary_prompts rounds=adaptive"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm.advantages import on_actions
-from jaxrl_llm.core.kinds import Fraction
+from jaxrl_llm.core.annotations import Fraction
 from jaxrl_llm.core.parts import Trajectories, Transform, batch_part, stateless_part, step_part
 from jaxrl_llm.utils.errors import InputError
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import once_per_episode
+from jaxrl_llm.core.annotations import Baseline, Scale, check_moments
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_quantile, bucket_sums
-from jaxrl_llm.core.kinds import Baseline, Scale, check_moments
 from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 from jaxrl_llm.core.shapes import NUMBERS, check_array
 from jaxrl_llm.core.transform import absent

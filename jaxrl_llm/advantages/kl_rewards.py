@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import Estimator, NonNegativeNumber, Number, PositiveNumber, Source, check_number
+from jaxrl_llm.core.annotations import Estimator, NonNegativeNumber, Number, PositiveNumber, Source, check_number
 from jaxrl_llm.core.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.core.parts import State, Trajectories, Transform, control, part, row_means, stateless
 from jaxrl_llm.utils.errors import unknown

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.filters import uniform_groups
 from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
 from jaxrl_llm.advantages.normalisation import whiten
+from jaxrl_llm.core.annotations import Fraction, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.kinds import Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless_part
 from jaxrl_llm.utils.errors import InputError, unknown
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.annotations import Number
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.kinds import Number
 from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 from jaxrl_llm.core.shapes import FLOATS, check_array
 from jaxrl_llm.core.transform import absent

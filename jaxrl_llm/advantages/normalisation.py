@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import PositiveNumber
+from jaxrl_llm.core.annotations import PositiveNumber
 from jaxrl_llm.core.parts import State, Trajectories, Transform, part
 
 

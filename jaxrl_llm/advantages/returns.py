@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
-from jaxrl_llm.core.kinds import FractionNumber, Number, PositiveNumber, check_moments, check_number
+from jaxrl_llm.core.annotations import FractionNumber, Number, PositiveNumber, check_moments, check_number
 from jaxrl_llm.core.parts import Trajectories, Transform, part, row_means, stateless, stateless_part
 
 __all__ = [

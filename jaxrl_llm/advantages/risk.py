@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.annotations import Count, Number, OpenFraction
 from jaxrl_llm.core.buckets import bucket_moments, masked_quantile
-from jaxrl_llm.core.kinds import Count, Number, OpenFraction
 from jaxrl_llm.core.parts import State, Trajectories, Transform, part
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within

@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import Number, check_number
+from jaxrl_llm.core.annotations import Number, check_number
 from jaxrl_llm.utils.errors import require_choice
 
 SHAPES = ("linear", "power", "sigmoid")

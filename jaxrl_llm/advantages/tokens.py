@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import gae, reward_to_go, scored_actions, terminal_rewards
+from jaxrl_llm.core.annotations import Number
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import Number
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Trajectories, stateless_part
 

@@ -7,10 +7,10 @@ from typing import get_args
 
 import jax.numpy as jnp
 
+from jaxrl_llm.core.annotations import Routing
 from jaxrl_llm.core.arguments.checks import check, expect
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.counted_rows import WITHOUT_SCORE, counted_alone
-from jaxrl_llm.core.kinds import Routing
 from jaxrl_llm.core.needs import of_target
 from jaxrl_llm.core.outer_loop import OuterLoop
 from jaxrl_llm.core.reference import ReferenceRule

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_llm.core.annotations import Number
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.kinds import Number
 from jaxrl_llm.core.repr import layout, part
 
 Params = Any

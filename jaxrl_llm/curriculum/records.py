@@ -125,6 +125,7 @@ class Prompts(NamedTuple):
 
 
 def start_record(count: int, memory: Memory) -> State:
+    """The record of `count` untried prompts."""
     return {
         "step": 0,
         "alpha": np.full(count, memory.prior[0], np.float32),
@@ -156,6 +157,7 @@ def grown(state: State, start: State, count: int) -> State:
 
 
 def look_up(state: State, memory: Memory, ids: Array) -> Prompts:
+    """What a record says of some prompts."""
     seen, step = state["seen"][ids].astype(np.int64), int(state["step"])
     alpha, beta = (state[name][ids].astype(np.float64) for name in ("alpha", "beta"))
     if memory.faded < 1:

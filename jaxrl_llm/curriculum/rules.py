@@ -91,6 +91,7 @@ class Rules(NamedTuple):
             yield number, partial(getattr(machine, name), own)
 
     def prompts(self, state: State, ids: Array) -> Prompts:
+        """What the record says of some prompts."""
         return look_up(state, self.memory, ids)
 
     def why(self, state: State, found: Prompts | None = None) -> Array:

@@ -181,6 +181,7 @@ class OfMethods(_Adapter):
         return Observation(_user(said) if said else ())
 
     async def step(self, reply: Reply) -> Observation:
+        """The results of the calls."""
         return await self._box.answer(reply)
 
     def copy(self) -> Self:
@@ -218,6 +219,7 @@ class OfSteps(_Adapter):
         return Observation(_user(_told(found[0] if isinstance(found, tuple) else found, "reset")))
 
     async def step(self, reply: Reply) -> Observation:
+        """Act with the reply's text."""
         found = await called(self._world.step, str(reply.message["content"]))
         if not isinstance(found, tuple) or not 3 <= len(found) <= 5:
             raise InputError(f"an environment's step returns 3, 4 or 5 values, but this one's {shown(found)}")
@@ -229,6 +231,7 @@ class OfSteps(_Adapter):
         return Observation(_user("" if done else _told(found[0], "step")), reward, done, cut)
 
     async def close(self) -> None:
+        """Close the environment."""
         if callable(getattr(self._world, "close", None)):
             await called(self._world.close)
 
@@ -254,6 +257,7 @@ class OfTextArena(_Adapter):
         self.players, self._done, self._told = players, False, dict[int, str]()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """Begin a game with the seed."""
         self._world.reset(num_players=self.players, seed=seed)
         return self._seen()
 

@@ -43,6 +43,7 @@ class Generators:
         self.python, self.numpy = random.Random(seed), np.random.RandomState(seed)
 
     def copy(self) -> Generators:
+        """Generators in the same state."""
         return copy.deepcopy(self)
 
     @contextmanager
@@ -104,13 +105,16 @@ class Replayable:
 
     @property
     def kind(self) -> str:
+        """The name of the environment's class."""
         return type(getattr(self._world, "_world", self._world)).__name__
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
+        """See `protocol.Environment`."""
         return self._world.tools
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """See `protocol.Environment`."""
         self._row, self._seed = row, seed
         self._replies, self._answers, self.seen = [], [], []
         with self._generators.within():
@@ -122,6 +126,7 @@ class Replayable:
             told(seen)
 
     async def step(self, reply: Any) -> Observation:
+        """See `protocol.Environment`."""
         with self._generators.within():
             seen = self._note(await called(self._world.step, reply))
         self._replies.append(reply)
@@ -133,6 +138,7 @@ class Replayable:
         return getattr(self._world, "wrapped", self._world)
 
     async def close(self) -> float | None:
+        """See `protocol.Environment`."""
         close = getattr(self._world, "close", None)
         with self._generators.within():
             return None if close is None else await called(close)

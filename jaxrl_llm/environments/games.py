@@ -33,10 +33,12 @@ class TextGame:
         self.players = _players(game)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """What the first player knows."""
         self.random = np.random.default_rng(seed)
         return self._at(self.node)
 
     def step(self, reply: Reply) -> Observation:
+        """What the next player knows, after a reply."""
         return self._at(self.node.children[action_in(text_of(reply), self.node.actions[:-1])])
 
     def close(self) -> list[float]:
@@ -94,6 +96,7 @@ class TalkGame(TextGame):
         super().__init__(build(lambda player: sayings(player, 1)))
 
     def step(self, reply: Reply) -> Observation:
+        """What the next player knows, after a reply."""
         if SAYING.fullmatch(name := self.node.actions[0]) is None:
             return super().step(reply)
         self.said[name] = text_of(reply)

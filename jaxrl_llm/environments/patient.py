@@ -41,6 +41,7 @@ class Patient:
         self.untold = set(self.facts)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
+        """The complaint."""
         return Observation([_said(self.complaint)], state=self._state())
 
     def step(self, reply: Reply) -> Observation:

@@ -115,10 +115,12 @@ class RecordedSteps:
         return Observation(list(self.told), reward, state=str(self.at), info={"patched": float(not matches)})
 
     def close(self) -> float:
+        """The share of the trajectory's steps that matched."""
         return self.matched / len(self.steps)
 
 
 def said_by(step: Mapping[str, Any]) -> str:
+    """The expert's reply in a step."""
     action = f"<action>{json.dumps(step['action'], ensure_ascii=False)}</action>"
     return f"{step['thought']}\n{action}" if step.get("thought") else action
 

@@ -94,10 +94,12 @@ class Models:
 
     @cached_property
     def old(self) -> PolicyOutputs:
+        """Of the weights before the update; `extras` has what the needs of the method `measure`."""
         return outputs_of(self.policy, self.params, self.batch, self.steps, self.wanted)
 
     @cached_property
     def reference(self) -> PolicyOutputs:
+        """Of the reference policy; InputError where there is none."""
         reference = self._reference
         policy, batch = of_a_reference(self.policy, self.batch.replace(experts=None))  # its router is its own
         if not isinstance(reference, Mixture):
@@ -110,12 +112,14 @@ class Models:
 
     @cached_property
     def previous(self) -> PolicyOutputs:
+        """Of the weights before the last update; InputError where they are not kept."""
         assert self.of_previous is not None  # `inputs.provide` checks it
         policy, batch = of_a_reference(self.policy, self.batch.replace(experts=None))
         return outputs_of(policy, self.of_previous, batch, self.steps)
 
     @cached_property
     def target_values(self) -> jax.Array:
+        """f32[N, L, heads]: values of the target critic; InputError where there is none."""
         return _values_of(self.policy, {**self.params, "critic": self.of_target}, self.batch, self.steps)
 
     @cached_property
@@ -140,10 +144,12 @@ class Models:
 
     @cached_property
     def answers(self) -> jax.Array:
+        """f32[N, K]: the mean log-probability of the tokens of info["answer_tokens"] before each turn; NaN without."""
         return answer_logp(self.batch, self._read)
 
     @cached_property
     def blanked(self) -> jax.Array:
+        """f32[N, L]: `old.logp`, but each turn's after info["blanked"] in place of the observation before it."""
         return blanked_logp(self.batch, self.old.logp, self._read)
 
     def _read(self, rows: Trajectories) -> jax.Array:
@@ -154,6 +160,7 @@ class Models:
 
     @cached_property
     def affinity(self) -> jax.Array:
+        """f32[N, L]: sum over the vocabulary of sqrt(pi_old pi_reference); InputError as `reference`."""
         reference = self._reference
         if isinstance(reference, Mixture):
             raise InputError("reference_affinity needs one reference policy, but this one is a mixture of several")
@@ -163,6 +170,7 @@ class Models:
         return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
 
     def of_logp(self, function: Callable[[jax.Array, Trajectories], jax.Array]) -> jax.Array:
+        """`function` of the log-probabilities [N, L] of the weights before the update, and the batch."""
         return _of_logp(function, self.old.logp, self.batch)
 
     @property

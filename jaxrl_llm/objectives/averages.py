@@ -13,10 +13,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.annotations import AverageName
 from jaxrl_llm.core.arguments.checks import names_of
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import AverageName
 from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, control, stateless_part
 from jaxrl_llm.core.repr import Negation, Operation, layout, part, recorded
 from jaxrl_llm.core.shapes import in_words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import FractionNumber, Number
+from jaxrl_llm.core.annotations import FractionNumber, Number
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform, control, counted, part
 from jaxrl_llm.core.transform import Refresh
 from jaxrl_llm.objectives.ratios import Ratio

@@ -11,8 +11,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, check_number
 from jaxrl_llm.core.arguments.checks import expect
-from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, check_number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.core.parts import (
     Metrics,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import Estimator, Gate, NonNegativeNumber, Number, Source, check_number
+from jaxrl_llm.core.annotations import Estimator, Gate, NonNegativeNumber, Number, Source, check_number
 from jaxrl_llm.core.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part
 from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import Source, Span
+from jaxrl_llm.core.annotations import Source, Span
 from jaxrl_llm.core.log_ratios import LARGEST, log_ratio, needed, source
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import AboveOne, Number, Positive, PositiveNumber, check_bounds
+from jaxrl_llm.core.annotations import AboveOne, Number, Positive, PositiveNumber, check_bounds
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
 from jaxrl_llm.core.repr import layout

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.core.kinds import Number, Positive, PositiveNumber, Range
+from jaxrl_llm.core.annotations import Number, Positive, PositiveNumber, Range
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part, totals_of, weighted
 from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.utils.errors import InputError, require_choice

@@ -13,7 +13,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, check_bounds, check_number
+from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, check_bounds, check_number
 from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.utils.errors import require_choice
 

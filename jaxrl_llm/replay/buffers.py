@@ -31,6 +31,7 @@ _DICTS = ("rewards", "info")
 
 
 def count(store: Store) -> int:
+    """The number of rows."""
     return len(store["length"]) if store else 0
 
 
@@ -167,6 +168,7 @@ def together(parts: dict[str, Store]) -> Store:
 
 
 def parts_metrics(state: Store, names: tuple[str, ...]) -> dict[str, float]:
+    """The metrics of several stores."""
     return {name: x for one in names for name, x in metrics(part_of(state, one), f"replay/{one}").items()}
 
 

@@ -41,6 +41,7 @@ class StreamedScores:
         self.close()
 
     def close(self) -> None:
+        """Drop groups that are not scored."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def add(self, number: int, row: dict[str, Any], ids: list[list[int]], prompt: Sequence[int] = ()) -> None:
@@ -65,6 +66,7 @@ class StreamedScores:
 
     @property
     def any(self) -> bool:
+        """Whether a group was added."""
         return bool(self._scores)
 
     async def episodes(self, row: dict[str, Any], episodes: Sequence[Any]) -> list[Any]:

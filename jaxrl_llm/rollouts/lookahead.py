@@ -155,6 +155,7 @@ def longest_end(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def common_subsequence(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common subsequence."""
     row = [0] * (len(b) + 1)
     for x in a:
         corner = 0

@@ -74,6 +74,7 @@ class EpisodeCalls:
             one.number, self.replies = self.replies, self.replies + 1
 
     def end(self) -> None:
+        """Answer nothing more."""
         self.ended = True
         for request in self.requests:
             for one in request.asked:

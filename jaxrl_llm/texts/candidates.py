@@ -51,6 +51,7 @@ class State:
     experiences: tuple[Experience, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
+        """The state as a JSON object."""
         return dataclasses.asdict(self)
 
 
@@ -126,5 +127,6 @@ def apart(texts: Iterable[str], known: Iterable[str], epsilon: float) -> list[st
 
 
 def one_of(memory: Sequence[Candidate], text: str) -> Candidate:
+    """The candidate of a text, or a new one."""
     known: Mapping[str, Candidate] = {one.text: one for one in memory}
     return known.get(text, Candidate(text))

@@ -11,6 +11,7 @@ from jaxrl_llm.texts.method import constructor, names
 
 
 def facts(name: str) -> Facts:
+    """The facts of a method."""
     found = facts_of(constructor(name))
     assert found is not None
     return found

@@ -101,14 +101,17 @@ class TextPrompts:
                 raise InputError(f"the prompt {shown(prompt)} has messages, but the model no chat template: give texts")
 
     def ids(self, text: str, row: Row) -> list[int]:
+        """The token ids of a task's prompt under a text."""
         if self.chat:
             return encode_prompt(self.tokenizer, row["prompt"], system_prompt=text, format=self.config.format, row=row)
         return encode_prompt(self.tokenizer, before(text) + row["prompt"], format=self.config.format)
 
     def fits(self, text: str) -> bool:
+        """Whether the longest task fits under the text."""
         return len(self.ids(text, self._longest)) <= self.limit
 
     def under(self, text: str, rows: Sequence[Row]) -> PromptSet:
+        """Tasks under a text, to evaluate it."""
         return PromptSet([dict(row) for row in rows], [self.ids(text, row) for row in rows])
 
     def settings(self, text: str) -> dict[str, str]:

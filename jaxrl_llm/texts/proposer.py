@@ -75,6 +75,7 @@ def instruction_of(reply: str) -> str:
 
 
 def shown_answers(answers: Sequence[Answer], most: int = 3) -> str:
+    """Some answers for a proposer, a line each."""
     lines = [f"- {one.question.strip()} -> {' '.join(one.text.split())[:LONGEST]}" for one in answers[:most]]
     return "\n".join(lines) or "- none"
 

@@ -15,9 +15,9 @@ import pytest
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import build_of, constructor
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.annotations import Baseline
 from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter, checked, hyperparameters_of
 from jaxrl_llm.core.arguments.signatures import of_function
-from jaxrl_llm.core.kinds import Baseline
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.hyperparameters import options_of
@@ -29,7 +29,7 @@ FILE = '''
 """No annotation of this file is a string, and some are."""
 from functools import partial
 from typing import Literal
-from jaxrl_llm.core.kinds import Baseline
+from jaxrl_llm.core.annotations import Baseline
 from jaxrl_llm.algorithms import Algorithm, dapo, get
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio

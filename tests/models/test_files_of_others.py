@@ -79,7 +79,11 @@ def _fused(all: Tensors) -> Tensors:
         ("llama", lambda all: {n.removeprefix("model."): x for n, x in all.items()}, "of a model without a head"),
         ("llama", lambda all: {**all, "score.weight": np.ones((1, 4), np.float32)}, "score.weight of a head that is"),
         ("llama", lambda all: {**all, "v_head.weight": np.ones((1, 4), np.float32)}, "v_head.weight of a head that is"),
-        ("llama", lambda all: {n: x for n, x in all.items() if n != HEAD}, "lm_head.weight.: is the download complete"),
+        (
+            "llama",
+            lambda all: {n: x for n, x in all.items() if n != HEAD},
+            "lm_head.weight., which config.json implies: the files",
+        ),
     ],
 )
 def test_the_line_says_what_is_there_instead(

@@ -406,7 +406,7 @@ def test_damaged_folders(tmp_path: Path) -> None:
     a, b = f"{query}.lora_A.weight", f"{query}.lora_B.weight"
     targets = {"target_modules": ["q_proj"]}
     for tensors, settings, message in (
-        ({n: x for n, x in good.items() if n != b}, targets, "q_proj.weight' has no A or no B: is the download"),
+        ({n: x for n, x in good.items() if n != b}, targets, "q_proj.weight' has no A or no B: the file is incomplete"),
         ({n: x for n, x in good.items() if key not in n}, targets, "lacks the adapter of model.layers.1.self_attn.q_p"),
         (
             good,

@@ -14,7 +14,7 @@ from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, RECALLED, Count, NonNegative, Range
+from jaxrl_llm.core.annotations import OURS, RECALLED, Count, NonNegative, Range
 from jaxrl_llm.core.parts import chain, part, stateless
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished

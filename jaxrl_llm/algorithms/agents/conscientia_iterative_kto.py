@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive, Range
 from jaxrl_llm.core.log_ratios import log_ratio_sums
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.core.population import League

@@ -13,8 +13,8 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import EPISODES
 from jaxrl_llm.advantages.turns import TURNS, needs_turns, on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.epochs import in_epochs

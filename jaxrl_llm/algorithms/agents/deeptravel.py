@@ -12,8 +12,8 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.turns import needs_turns, turn_mask
 from jaxrl_llm.algorithms.agents.grpo_roc import of_rows
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.annotations import OURS, RUN, Count, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
-from jaxrl_llm.core.kinds import OURS, RUN, Count, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.curriculum.epochs import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

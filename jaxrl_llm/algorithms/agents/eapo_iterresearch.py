@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, NonNegative, Share
+from jaxrl_llm.core.annotations import OURS, NonNegative, Share
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, sequence_ratio
 from jaxrl_llm.rewards.transforms import rescore

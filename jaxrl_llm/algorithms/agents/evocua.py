@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.agents.agent_r import after, common_steps, starts
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, Count, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import OURS, Count, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import best_and_worst, imitation, pairwise, token_mean

@@ -9,9 +9,9 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import EPISODES, episode_keys
 from jaxrl_llm.advantages.turns import needs_turns, of_episode, turn_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.coefficient import control
-from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part, weighted
 from jaxrl_llm.objectives import Average, clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised

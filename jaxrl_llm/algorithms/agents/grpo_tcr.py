@@ -8,8 +8,8 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
 from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import CODE, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards.transforms import rescore, soft_overlong_penalty

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt, Positive, Range
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.curriculum.embedded import text_features

@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, Count
+from jaxrl_llm.core.annotations import OURS, PAPER, Count
 from jaxrl_llm.core.parts import chain, part, stateless
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.objectives import imitation, token_mean

@@ -16,8 +16,8 @@ from jaxrl_llm.advantages.turns import (
     turn_mask,
 )
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
+from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised

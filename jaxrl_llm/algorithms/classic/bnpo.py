@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, NonNegative, Scale, ZeroOrOne
 
 
 @method(

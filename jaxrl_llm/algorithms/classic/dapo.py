@@ -7,7 +7,7 @@ from jaxrl_llm.advantages.filters import drop_rows, mixed_groups, truncated_rows
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.algorithm import DynamicSampling
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name

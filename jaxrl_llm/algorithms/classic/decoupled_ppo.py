@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, NonNegative, Scale, Span, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, NonNegative, Scale, Span, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, span_ratio, token_mean

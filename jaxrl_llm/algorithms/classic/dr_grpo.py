@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import PAPER, RUN, Count, NonNegative
+from jaxrl_llm.core.annotations import PAPER, RUN, Count, NonNegative
 from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
 
 

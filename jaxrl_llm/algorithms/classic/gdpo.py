@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from jaxrl_llm.advantages import decoupled
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, NonNegative, ZeroOrOne
 
 
 @method(paper="arXiv 2601.05242", test="test_multi_reward.py::test_gdpo_against_a_loop")

@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.filters import mixed_groups, uniform_groups
 from jaxrl_llm.advantages.group import group_advantage, on_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Scale
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Scale
 from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio
 

@@ -7,7 +7,7 @@ import jax
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import PAPER, AverageName
+from jaxrl_llm.core.annotations import PAPER, AverageName
 from jaxrl_llm.core.parts import Trajectories
 from jaxrl_llm.objectives import log_probability
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import adaptive_kl, generalised_advantages, kl_reward, normalised_values, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, Estimator, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, Estimator, NonNegative, Positive
 from jaxrl_llm.core.parts import Objective, Transform, chain
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.utils.errors import is_off

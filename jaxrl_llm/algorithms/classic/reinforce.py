@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import discounted_returns
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Baseline, Positive
+from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Baseline, Positive
 from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, stateless
 from jaxrl_llm.objectives import capped, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, stateless
 from jaxrl_llm.objectives import log_probability
 

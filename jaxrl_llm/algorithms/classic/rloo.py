@@ -9,7 +9,7 @@ from jaxrl_llm.advantages import kl_reward, on_actions
 from jaxrl_llm.advantages.group import above_baseline, standardised
 from jaxrl_llm.advantages.returns import terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
+from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
 from jaxrl_llm.core.parts import Trajectories, Transform, batch_part, chain
 from jaxrl_llm.objectives import (
     clip,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import CODE, OURS
+from jaxrl_llm.core.annotations import CODE, OURS
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.objectives.averages import averaged

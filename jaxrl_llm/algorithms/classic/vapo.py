@@ -5,7 +5,7 @@ from typing import Annotated
 from jaxrl_llm.advantages import generalised_advantages, length_adaptive, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present, clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive
 from jaxrl_llm.objectives import imitation, value_loss
 from jaxrl_llm.objectives.averages import count_tokens, mean_by
 from jaxrl_llm.objectives.penalties import right_answers

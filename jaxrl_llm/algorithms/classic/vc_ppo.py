@@ -5,7 +5,7 @@ from typing import Annotated
 from jaxrl_llm.advantages import generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present, clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive
 from jaxrl_llm.objectives import value_loss
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Rule
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Rule
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.utils.errors import require_choice
 

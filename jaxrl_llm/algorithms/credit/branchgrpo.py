@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, shared_once, tree_credit
 from jaxrl_llm.advantages.trees.values import Tree, node_values, scored_tree, shares, tree_of
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Range
+from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Range
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import tree

@@ -9,9 +9,9 @@ import optax
 
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings, several_steps
+from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, PositiveNumber
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments
 from jaxrl_llm.core.coefficient import control
-from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, PositiveNumber
 from jaxrl_llm.core.objective import Objective
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted

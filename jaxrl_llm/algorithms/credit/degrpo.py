@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_groups, token_mean, token_ratio
 from jaxrl_llm.objectives.averages import Tokens

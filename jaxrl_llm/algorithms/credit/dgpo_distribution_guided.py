@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, AverageName, NonNegative, Number, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, AverageName, NonNegative, Number, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, part
 from jaxrl_llm.objectives import clip
 

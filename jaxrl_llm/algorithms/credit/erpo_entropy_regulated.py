@@ -9,7 +9,7 @@ from jaxrl_llm.advantages import drop_uniform_groups, group_relative, revised
 from jaxrl_llm.advantages.multipliers import standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, NonNegative, Number
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, NonNegative, Number
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

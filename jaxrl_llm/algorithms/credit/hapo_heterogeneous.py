@@ -19,9 +19,9 @@ from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
+from jaxrl_llm.core.annotations import CODE, OURS, AboveOne, Count, Fraction, NonNegative, Number, Range
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
-from jaxrl_llm.core.kinds import CODE, OURS, AboveOne, Count, Fraction, NonNegative, Number, Range
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless
 from jaxrl_llm.objectives import policy_gradient, token_clip, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Bounds

@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.trees.credit import tree_credit
 from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.credit.spo_segment import STATES
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, RECALLED, Count, NonNegative
+from jaxrl_llm.core.annotations import OURS, PAPER, RECALLED, Count, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
 from jaxrl_llm.core.reference import ReferenceRule, model_names
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

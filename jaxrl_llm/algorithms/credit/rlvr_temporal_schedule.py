@@ -10,7 +10,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.schedules import fade, progress
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AtLeastOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AtLeastOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection import keep_weighted

@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.trees.credit import EQUAL, edges, shared_once, tree_credit
 from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, Fraction, NonNegative, Range, check_moments
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, Fraction, NonNegative, Range, check_moments
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import tree, valued

@@ -10,7 +10,7 @@ from jaxrl_llm.advantages.filters import mixed_groups
 from jaxrl_llm.advantages.trees.credit import EQUAL, tree_credit
 from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AboveOne, Count, NonNegative
+from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AboveOne, Count, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.core.rules import DynamicSampling
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

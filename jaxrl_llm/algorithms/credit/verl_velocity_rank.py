@@ -10,7 +10,7 @@ from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Fraction, NonNegative
+from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Fraction, NonNegative
 from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, Positive, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive, Scale, ZeroOrOne
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means
 from jaxrl_llm.objectives.averages import averaged, sequence_mean
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
-from jaxrl_llm.core.kinds import CODE, OURS, Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import CODE, OURS, Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised

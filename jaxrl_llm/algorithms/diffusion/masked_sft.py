@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.objectives.averages import averaged, sequence_mean
 from jaxrl_llm.rollouts.guidance.responses import written_completions

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Fraction
+from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Fraction
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives import distillation
 from jaxrl_llm.objectives.averages import average_by_name

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, NonNegative
+from jaxrl_llm.core.annotations import CODE, NonNegative
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives.distillation.sampled_tokens import iw_opd_advantage
 from jaxrl_llm.objectives.distillation.teachers import Gain, towards_teacher

@@ -5,7 +5,7 @@ from typing import Annotated
 import jax
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives import clip, distillation, token_ratio, towards_teacher
 from jaxrl_llm.objectives.distillation.sampled_tokens import minillm_advantage

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, Fraction
+from jaxrl_llm.core.annotations import OURS, PAPER, Fraction
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import exponential_average, periodic_reset
 from jaxrl_llm.objectives import distillation

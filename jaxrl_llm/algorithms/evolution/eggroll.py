@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.kinds import CODE, Count, NonNegativeInt, Positive
+from jaxrl_llm.core.annotations import CODE, Count, NonNegativeInt, Positive
 from jaxrl_llm.core.loss_metrics import Metrics
 from jaxrl_llm.core.objective import Objective
 from jaxrl_llm.core.parts import (

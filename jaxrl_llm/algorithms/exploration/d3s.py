@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, RUN, AtLeastOne, Fraction, NonNegative, Share
+from jaxrl_llm.core.annotations import OURS, RUN, AtLeastOne, Fraction, NonNegative, Share
 from jaxrl_llm.core.parts import Trajectories, chain, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise, token_noise

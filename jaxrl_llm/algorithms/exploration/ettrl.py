@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, revised, vote
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.rollouts.trees import entropy_forks

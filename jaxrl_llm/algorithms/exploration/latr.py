@@ -5,7 +5,7 @@ from typing import Annotated
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, NonNegative
+from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative
 from jaxrl_llm.rollouts.lookahead import near_ties
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative, Positive, Share
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.soft_thinking import Density, SoftThinking
 from jaxrl_llm.rollouts.hooked import soft_thoughts
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import group_relative, vote
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, AverageName, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, RECALLED, AverageName, NonNegative
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name

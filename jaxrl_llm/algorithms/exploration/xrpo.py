@@ -10,8 +10,8 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.advantages.multipliers import capped_bonus, row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, check_number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, check_number
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.embedded import WIDTH, text_features

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.agents.path import AgentSettings, begun, played

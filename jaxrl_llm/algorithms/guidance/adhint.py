@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, NonNegative, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.kinds import OURS, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, OURS, RUN, AverageName, Count, NonNegative, Rewrite
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.kinds import CODE, OURS, RUN, AverageName, Count, NonNegative, Rewrite
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part
 from jaxrl_llm.objectives import Average, clip, kl, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name

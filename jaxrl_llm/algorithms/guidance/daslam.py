@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, RUN, Count, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import CODE, OURS, RUN, Count, NonNegative, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rewards.workers.loading import load_function

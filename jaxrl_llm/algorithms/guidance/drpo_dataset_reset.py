@@ -10,7 +10,7 @@ from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advan
 from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Positive, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Positive, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rewards.transforms import rescore

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.replayed import demonstrated_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, stateless_part
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.objectives import Average, clip, distillation, policy_gradient, sequence_ratio

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, Count, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, Count, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, counted, part, step_part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import guided, guided_rows

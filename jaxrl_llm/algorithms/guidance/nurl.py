@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum import stages

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, RECALLED, NonNegative
+from jaxrl_llm.core.annotations import OURS, PAPER, RECALLED, NonNegative
 from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups
 
 

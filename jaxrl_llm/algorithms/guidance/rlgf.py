@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advantages
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import (
     Metrics,
     Objective,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative
 from jaxrl_llm.rollouts.guidance.hints import from_column
 from jaxrl_llm.rollouts.guidance.repair import rescued, succeeds
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Positive, check_number
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Positive, check_number
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, stateless_part
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

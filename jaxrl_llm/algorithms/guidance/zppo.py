@@ -9,9 +9,9 @@ from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, PAPER, AboveOne, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.counted_rows import without_rows
-from jaxrl_llm.core.kinds import OURS, PAPER, AboveOne, Fraction, NonNegative
 from jaxrl_llm.core.parts import State, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.curriculum.epochs import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

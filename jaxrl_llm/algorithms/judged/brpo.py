@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, NonNegative
 from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
+from jaxrl_llm.core.annotations import NonNegativeNumber, PositiveNumber
 from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED, RUN
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.kinds import NonNegativeNumber, PositiveNumber
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, chain, part, weighted
 from jaxrl_llm.core.repr import layout

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.kinds import OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import OURS, Count, NonNegative, Positive
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.judges.judged import against_anchor, judged
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt

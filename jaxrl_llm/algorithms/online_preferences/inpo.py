@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Count, OpenFraction, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, Count, OpenFraction, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset, with_initial
 from jaxrl_llm.objectives import pairwise

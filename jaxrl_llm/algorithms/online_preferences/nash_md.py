@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.annotations import CODE, OURS, RUN, Fraction, NonNegative, NonNegativeNumber
 from jaxrl_llm.core.hooks import Context, Hook, State
-from jaxrl_llm.core.kinds import CODE, OURS, RUN, Fraction, NonNegative, NonNegativeNumber
 from jaxrl_llm.core.log_ratios import source
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.core.reference import ReferenceRule

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import OURS, NonNegative, Positive
 from jaxrl_llm.core.log_ratios import log_ratio_sums, source
 from jaxrl_llm.core.parts import (
     Array,

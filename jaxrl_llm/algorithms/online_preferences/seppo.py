@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import OURS, RECALLED, Count, Positive, Range
+from jaxrl_llm.core.annotations import OURS, RECALLED, Count, Positive, Range
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless_part
 from jaxrl_llm.core.population import League

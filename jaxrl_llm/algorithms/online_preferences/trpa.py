@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import kl, preference
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.kinds import CODE, RUN, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, RUN, NonNegative, Positive
 from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
 from jaxrl_llm.objectives.preference.pairs import coupled, higher_of, opponents, total_logp, win_rates

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.kinds import PAPER, AboveOne, Fraction, Number, Positive
+from jaxrl_llm.core.annotations import PAPER, AboveOne, Fraction, Number, Positive
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, control, part
 from jaxrl_llm.core.transform import Refresh
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, token_mean, token_ratio

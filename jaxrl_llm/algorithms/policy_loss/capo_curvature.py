@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Positive
-from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.objective import Objective
 from jaxrl_llm.core.parts import stateless_part
 from jaxrl_llm.core.repr import part

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
-from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import by_sign, clipped, log_probability, policy_gradient, token_mean, token_ratio
 

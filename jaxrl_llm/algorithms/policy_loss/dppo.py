@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, PAPER, RUN, Count
+from jaxrl_llm.core.annotations import CODE, PAPER, RUN, Count
 from jaxrl_llm.objectives.averages import constant
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
+from jaxrl_llm.core.annotations import CODE, FractionNumber, NonNegative, NonNegativeNumber, Number, Positive, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.kinds import CODE, FractionNumber, NonNegative, NonNegativeNumber, Number, Positive, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, chain, part, stateless_part
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AboveOne, Count, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AboveOne, Count, NonNegative, Scale, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, constant, importance_correction, policy_gradient, token_ratio
 

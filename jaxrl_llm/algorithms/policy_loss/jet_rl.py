@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
-from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, NonNegative, Scale
+from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative, Scale
 
 
 def _in_blocks(config: Any, given: Given) -> bool:

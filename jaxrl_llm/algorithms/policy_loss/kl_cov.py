@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, FractionNumber, NonNegative, Number, Source, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, FractionNumber, NonNegative, Number, Source, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute, needed
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
 from jaxrl_llm.core.transform import Refresh

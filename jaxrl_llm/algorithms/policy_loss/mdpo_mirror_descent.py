@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
+from jaxrl_llm.core.annotations import Estimator, Number, PositiveNumber
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
 from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, Positive, Range
-from jaxrl_llm.core.kinds import Estimator, Number, PositiveNumber
 from jaxrl_llm.core.parts import Transform, chain, counted, part
 from jaxrl_llm.objectives import kl, policy_gradient, token_mean, token_ratio, unclipped
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from jaxrl_llm.advantages import generalised_advantages, kl_reward, stepwise_kl, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.hooks import Hook
-from jaxrl_llm.core.kinds import CODE, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.parts import Array, Transform, chain, part
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio, value_loss

@@ -13,7 +13,7 @@ from jaxrl_llm.advantages.replayed import demonstrated_rows
 from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Number, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Number, Positive
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part, stateless_part
 from jaxrl_llm.objectives import Average, clip, entropy, imitation, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.objectives.averages import count_tokens, mean_by

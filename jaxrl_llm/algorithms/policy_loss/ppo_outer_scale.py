@@ -5,7 +5,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive, Range
 from jaxrl_llm.core.outer_loop import outer_step
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.core.parts import chain, controller, part
 from jaxrl_llm.objectives import policy_gradient, ratio_variance, token_mean, token_ratio, unclipped
 from jaxrl_llm.replay.base import whole_groups

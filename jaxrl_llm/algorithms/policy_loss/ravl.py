@@ -18,7 +18,7 @@ from jaxrl_llm.advantages.returns import (
 )
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Count, Fraction, FractionNumber, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, Count, Fraction, FractionNumber, NonNegative, Positive
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, totals_of

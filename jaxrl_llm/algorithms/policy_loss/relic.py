@@ -17,7 +17,7 @@ from jaxrl_llm.advantages.returns import (
 from jaxrl_llm.advantages.tokens import newest_window, unfinished_rows
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, RUN, Count, Fraction, FractionNumber, NonNegative, Positive
+from jaxrl_llm.core.annotations import OURS, RUN, Count, Fraction, FractionNumber, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import entropy, value_loss

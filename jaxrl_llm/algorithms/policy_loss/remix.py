@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.annotations import Estimator, Number, Source
 from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.arguments.ranges import (
     AtLeastOne,
@@ -17,7 +18,6 @@ from jaxrl_llm.core.arguments.ranges import (
     ZeroOrOne,
     check_bounds,
 )
-from jaxrl_llm.core.kinds import Estimator, Number, Source
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, counted, part
 from jaxrl_llm.core.reference import Params, ReferenceRule

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import sequence_values, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Number, Positive, PositiveNumber
+from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Number, Positive, PositiveNumber
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, State, Trajectories, Transform, chain, control, part
 from jaxrl_llm.objectives import Average, entropy, token_mean, value_loss

@@ -18,7 +18,7 @@ from jaxrl_llm.advantages.returns import (
 from jaxrl_llm.advantages.tokens import extended_gae, newest_window, unfinished_rows
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, RUN, Count, FractionNumber, NonNegative, Positive
+from jaxrl_llm.core.annotations import OURS, RUN, Count, FractionNumber, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless, totals_of
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import value_loss

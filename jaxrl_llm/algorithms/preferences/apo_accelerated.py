@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, RECALLED, Fraction, Positive
+from jaxrl_llm.core.annotations import OURS, RECALLED, Fraction, Positive
 from jaxrl_llm.core.outer_loop import extrapolated
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset

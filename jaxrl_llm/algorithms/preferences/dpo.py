@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative, Positive, Range
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import chosen_likelihood, loss_named, on_policy_weights, pairwise, shared_length
 from jaxrl_llm.objectives.preference.losses import PairLoss

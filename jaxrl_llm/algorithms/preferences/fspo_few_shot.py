@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import CODE, Positive, check_number
+from jaxrl_llm.core.annotations import CODE, Positive, check_number
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.data.columns import CHOSEN, REJECTED
 from jaxrl_llm.objectives import loss_named, pairwise

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import CODE, Positive
+from jaxrl_llm.core.annotations import CODE, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import loss_named, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import DivergenceName, dpo
-from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive, check_number
+from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive, check_number
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.averages import averaged, token_mean
 from jaxrl_llm.objectives.preference.losses import PairLoss

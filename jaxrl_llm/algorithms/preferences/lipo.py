@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import OURS, RECALLED, Positive, PositiveNumber
+from jaxrl_llm.core.annotations import OURS, RECALLED, Positive, PositiveNumber
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.objectives.preference.pairs import coupled, scored_rows
 from jaxrl_llm.objectives.ratios import log_ratio_to

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import PAPER, RECALLED, NonNegative, Positive, PositiveNumber
+from jaxrl_llm.core.annotations import PAPER, RECALLED, NonNegative, Positive, PositiveNumber
 from jaxrl_llm.core.log_ratios import log_ratio_sums
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, State, Trajectories, Transform, control, part
 from jaxrl_llm.objectives import best_and_worst, pairwise, weighted_losses

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, step_part
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import keep_weighted, ranks_within, resampled_counts

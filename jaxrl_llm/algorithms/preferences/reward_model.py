@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.kinds import CODE, NonNegative, Number
+from jaxrl_llm.core.annotations import CODE, NonNegative, Number
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, part
 from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair

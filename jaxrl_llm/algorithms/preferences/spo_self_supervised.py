@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import dpo
-from jaxrl_llm.core.kinds import OURS, NonNegative, Positive, check_number
+from jaxrl_llm.core.annotations import OURS, NonNegative, Positive, check_number
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.reward_models import class_loss

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, NonNegative
+from jaxrl_llm.core.annotations import OURS, NonNegative
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.stages import staged
 

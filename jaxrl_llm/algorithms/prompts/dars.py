@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, NonNegative, check_number
+from jaxrl_llm.core.annotations import CODE, NonNegative, check_number
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.episode import known_scores

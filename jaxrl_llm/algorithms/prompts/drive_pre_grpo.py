@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, check_number
+from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, check_number
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum.budgets import apportion
 from jaxrl_llm.curriculum.compose import choose_prompts

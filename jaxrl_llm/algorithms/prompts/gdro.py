@@ -10,8 +10,8 @@ import numpy as np
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, Range, Share, check_number
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, Range, Share, check_number
 from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.curriculum.budgets import apportion, check_budget

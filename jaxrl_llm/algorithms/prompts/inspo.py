@@ -9,7 +9,7 @@ from scipy.special import softmax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import OURS, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.curriculum.compose import choose_prompts

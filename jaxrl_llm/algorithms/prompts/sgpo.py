@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, Count, Fraction, NonNegative, Range
+from jaxrl_llm.core.annotations import OURS, PAPER, Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where

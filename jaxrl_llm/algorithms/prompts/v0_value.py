@@ -23,7 +23,7 @@ import optax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum import networks as nn
 from jaxrl_llm.curriculum.budgets import by_mixed, by_variance, divide

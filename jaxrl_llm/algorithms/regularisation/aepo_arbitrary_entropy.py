@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.multipliers import last_entropy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, AboveOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, AboveOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, controller, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools

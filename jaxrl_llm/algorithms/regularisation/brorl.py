@@ -5,7 +5,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.dapo import dapo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, Count, NonNegative
+from jaxrl_llm.core.annotations import OURS, Count, NonNegative
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import kl, token_mean
 

@@ -9,7 +9,7 @@ from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.advantages.multipliers import last_entropy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.score_function.otr import static_number
-from jaxrl_llm.core.kinds import CODE, AboveOne, NonNegative, Number, Positive
+from jaxrl_llm.core.annotations import CODE, AboveOne, NonNegative, Number, Positive
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Number, check_number
+from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Number, check_number
 from jaxrl_llm.core.parts import Objective, State, Trajectories, Transform, chain, part, totals_of, weighted
 from jaxrl_llm.objectives import Average, entropy, entropy_corridor
 from jaxrl_llm.objectives.ratios import over_span

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_settings, several_steps
-from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Gate, NonNegative
+from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Gate, NonNegative
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives import Average, likelihood_preserving, token_mean
 from jaxrl_llm.objectives.averages import mean_by

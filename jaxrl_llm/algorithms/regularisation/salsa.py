@@ -8,7 +8,7 @@ import jax
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, RECALLED, RUN, NonNegative, Positive, check_number
+from jaxrl_llm.core.annotations import CODE, RECALLED, RUN, NonNegative, Positive, check_number
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import generalised_advantages, revised
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
-from jaxrl_llm.core.kinds import CODE, OURS, RUN, NonNegative, Number, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, RUN, NonNegative, Number, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part
 from jaxrl_llm.core.reference import Mixture, Params, ReferenceRule, model_names
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio, value_loss

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number, ZeroOrOne
+from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

@@ -9,8 +9,8 @@ import numpy as np
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.replayed import replayed_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, NonNegativeInt, Positive, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, NonNegativeInt, Positive, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, part, stateless_part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives import by_rows, clip, imitation, policy_gradient, token_mean, token_ratio

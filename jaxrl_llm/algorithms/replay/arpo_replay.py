@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.into_groups import low_and_alike, swapped_successes
 

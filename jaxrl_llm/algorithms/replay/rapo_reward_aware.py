@@ -8,8 +8,8 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.epochs import in_epochs

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, ZeroOrOne, check_number
+from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, ZeroOrOne, check_number
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.base import Swarm

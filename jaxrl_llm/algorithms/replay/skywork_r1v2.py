@@ -6,7 +6,7 @@ from typing import Annotated
 from jaxrl_llm.advantages.replayed import keep_stored_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.replay.base import refilled
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multi_reward import parse_weights
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AtLeastOne, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AtLeastOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio

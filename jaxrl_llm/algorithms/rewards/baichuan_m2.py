@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_quantile
-from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, Fraction, NonNegative
 from jaxrl_llm.core.parts import Trajectories, chain, part
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio

@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.group import above_baseline, group_relative
 from jaxrl_llm.advantages.multi_reward import component, components
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, RUN, AverageName, Count, Fraction, NonNegative, Scale
+from jaxrl_llm.core.annotations import OURS, RUN, AverageName, Count, Fraction, NonNegative, Scale
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part
 from jaxrl_llm.objectives.averages import average_by_name, token_mean

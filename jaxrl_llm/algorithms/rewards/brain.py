@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, Number, PositiveNumber
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import OURS, Number, PositiveNumber
 from jaxrl_llm.core.parts import Objective, Trajectories, chain, part
 from jaxrl_llm.objectives.preference.pairs import (
     bucket_log_sum_exp,

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import AverageName, NonNegativeNumber, Number, PositiveNumber
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.kinds import AverageName, NonNegativeNumber, Number, PositiveNumber
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, Transform, chain, part, row_means
 from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative
+from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.rewards.transforms import component_of, other_components, rescore
 

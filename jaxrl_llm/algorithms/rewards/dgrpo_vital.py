@@ -10,8 +10,8 @@ from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Fraction, NonNegative, Scale, check_number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Fraction, NonNegative, Scale, check_number
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.rewards import transforms as rewards
 

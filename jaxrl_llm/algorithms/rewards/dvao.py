@@ -5,7 +5,7 @@ from typing import Annotated
 from jaxrl_llm.advantages import variance_weighted
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative, ZeroOrOne
 
 
 @method(paper="arXiv 2605.25604", test="test_multi_reward.py::test_dvao_against_a_loop")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import RECALLED, NonNegative, Positive
+from jaxrl_llm.core.annotations import RECALLED, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 

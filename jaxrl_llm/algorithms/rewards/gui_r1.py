@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.rewards.transforms import component_of, rescore
 

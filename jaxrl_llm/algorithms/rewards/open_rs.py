@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, RUN, AtLeastOne, NonNegative, Number, check_number
+from jaxrl_llm.core.annotations import CODE, OURS, RUN, AtLeastOne, NonNegative, Number, check_number
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised

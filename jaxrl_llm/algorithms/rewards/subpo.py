@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import RECALLED, AverageName
+from jaxrl_llm.core.annotations import RECALLED, AverageName
 from jaxrl_llm.core.parts import Trajectories, stateless_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
+from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Number
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Number
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.advantages import check_credit
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, Fraction, NonNegative
+from jaxrl_llm.core.annotations import OURS, Fraction, NonNegative
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 

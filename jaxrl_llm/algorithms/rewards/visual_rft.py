@@ -5,7 +5,7 @@ from typing import Annotated
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.rewards.gui_r1 import by_rewards
-from jaxrl_llm.core.kinds import CODE, OURS, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
 
 
 @method(

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import drop_small_advantages, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Scale, Span
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Scale, Span
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, AverageName, NonNegative
+from jaxrl_llm.core.annotations import CODE, AverageName, NonNegative
 from jaxrl_llm.objectives import clip
 
 

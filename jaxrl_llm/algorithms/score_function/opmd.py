@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.score_function.rec_off_policy_reinforce import rec_off_policy_reinforce
-from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale
+from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, Scale
 
 
 @method(paper="arXiv 2501.12599", test="test_regression_methods.py::test_rec_worked_example")

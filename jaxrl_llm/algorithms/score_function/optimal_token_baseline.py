@@ -4,7 +4,7 @@ from typing import Annotated
 
 from jaxrl_llm.advantages import energy_weighted_baseline
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, NonNegative
+from jaxrl_llm.core.annotations import CODE, NonNegative
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 
 

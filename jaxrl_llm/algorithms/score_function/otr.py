@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.replayed import demonstrated_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, RECALLED, Number, Positive, Range, check_number
+from jaxrl_llm.core.annotations import OURS, RECALLED, Number, Positive, Range, check_number
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, batch_part, part, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate

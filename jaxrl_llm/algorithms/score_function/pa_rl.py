@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, counted, step_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio, value_loss
 from jaxrl_llm.objectives.values import last_action_mean

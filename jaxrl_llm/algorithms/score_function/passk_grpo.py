@@ -9,8 +9,8 @@ from jaxrl_llm.advantages import on_actions
 from jaxrl_llm.advantages.sets import best_of_sets_advantage
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Count, NonNegative
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Count, NonNegative
 from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.objectives import clip
 from jaxrl_llm.selection.rows import ranks_within

@@ -12,8 +12,8 @@ from jaxrl_llm.advantages import generalised_advantages, on_actions
 from jaxrl_llm.advantages.sets import diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless_part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rollouts.agents.conversation import finished

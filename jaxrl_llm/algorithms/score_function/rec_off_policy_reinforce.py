@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_bounds
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.parts import Trajectories, Transform, counted, part
 from jaxrl_llm.objectives import imitation, kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise

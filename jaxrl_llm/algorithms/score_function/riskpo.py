@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from jaxrl_llm.advantages import bundled_risk
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AverageName, Fraction, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AverageName, Fraction, NonNegative
 from jaxrl_llm.objectives import clip
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Number, Positive, Scale, Source
+from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, Number, Positive, Scale, Source
 from jaxrl_llm.core.log_ratios import log_ratio, needed
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm.advantages import tracked_baseline
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, NonNegativeInt, Positive
 from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.curriculum.compose import choose_prompts

@@ -32,7 +32,7 @@ from jaxrl_llm.advantages.turns import (
     turn_numbers,
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, counted, part, stateless
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.source import Step

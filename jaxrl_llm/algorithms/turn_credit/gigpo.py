@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages.turns import compared, of_episode, same_state, turn_advantages, turn_returns, where_given
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RECALLED, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RECALLED, NonNegative
 from jaxrl_llm.core.parts import Objective
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised

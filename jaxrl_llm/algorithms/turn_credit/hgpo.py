@@ -17,7 +17,7 @@ from jaxrl_llm.advantages.turns import (
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
-from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Trajectories, batch_part
 
 

@@ -10,7 +10,7 @@ from jaxrl_llm.advantages.returns import explained_variance, needed_values
 from jaxrl_llm.advantages.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, Positive
 from jaxrl_llm.core.needs.placeholders import all_action
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import token_mean

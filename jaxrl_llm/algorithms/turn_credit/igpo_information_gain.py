@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import above_buckets, returns_of_turns, turn_advantages, turn_mask
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised

@@ -11,8 +11,8 @@ from jaxrl_llm.advantages.multipliers import revised, standard_scores, token_mom
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.turns import needs_turns, on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import CODE, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.kinds import CODE, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

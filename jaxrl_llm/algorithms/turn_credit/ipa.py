@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import episode_backwards, episode_returns, needs_turns, on_tokens, rewards_of_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative, NonNegativeInt, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State

@@ -23,8 +23,8 @@ from jaxrl_llm.advantages.turns import (
 )
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
+from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative
 from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, batch_part, part
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled, shares_of_pairs
 from jaxrl_llm.utils.errors import InputError

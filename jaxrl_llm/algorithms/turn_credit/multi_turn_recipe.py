@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.turns import needs_turns, rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 

@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.returns import explained_variance, needed_values, whit
 from jaxrl_llm.advantages.turns import TURNS, ends_of_turns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.kinds import OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import OURS, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.objectives.values import head_value_loss

@@ -17,8 +17,8 @@ from jaxrl_llm.advantages.turns import (
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
+from jaxrl_llm.core.annotations import OURS, NonNegative, NonNegativeInt
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.kinds import OURS, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.selection.noise import mix
 

@@ -5,7 +5,7 @@ from typing import Annotated
 from jaxrl_llm.advantages import clip_advantages, group_relative, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import TurnPhases
-from jaxrl_llm.core.kinds import CODE, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import CODE, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
 from jaxrl_llm.objectives.off_policy import scale_by_info

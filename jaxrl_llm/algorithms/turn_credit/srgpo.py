@@ -16,7 +16,7 @@ from jaxrl_llm.advantages.turns import (
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
-from jaxrl_llm.core.kinds import CODE, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import CODE, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.selection.noise import row_noise
 

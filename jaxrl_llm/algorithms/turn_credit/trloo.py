@@ -20,8 +20,8 @@ from jaxrl_llm.advantages.turns import (
     turn_returns,
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part
 from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import mismatch

@@ -160,6 +160,7 @@ class Session:
         return found
 
     def close(self) -> None:
+        """End the interpreter, and all that it has started."""
         if self._held is not None:
             self._held.close()
             self._held = None

@@ -279,6 +279,7 @@ class Supervisor:
         return None, b""
 
     def close(self) -> None:
+        """End it, and all that it has started."""
         process = self.process
         with suppress(OSError):
             process.stdin.close()  # type: ignore[union-attr]

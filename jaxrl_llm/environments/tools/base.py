@@ -238,7 +238,9 @@ class WithTools:
         return Observation()
 
     async def step(self, reply: Reply) -> Observation:
+        """The results of the calls."""
         return await self._box.answer(reply)
 
     def close(self) -> None:
+        """Close what the tools keep."""
         self._box.close()

@@ -118,7 +118,7 @@ def open_adapter(folder: Path, model: ModelConfig) -> Adapter:
     for tensor, parts in halves.items():
         embedding = "embedding " if "embedding A" in parts or "embedding B" in parts else ""
         if len(parts) != 2 or f"{embedding}A" not in parts or f"{embedding}B" not in parts:
-            raise InputError(f"{path}: the adapter of {tensor!r} has no A or no B: is the download complete?")
+            raise InputError(f"{path}: the adapter of {tensor!r} has no A or no B: the file is incomplete")
         pairs[tensor] = parts[f"{embedding}A"], parts[f"{embedding}B"], bool(embedding)
     adapter = Adapter(folder, config, model, pairs, whole, scales, frozenset(names[name] for name in skipped))
     _check_complete(adapter, prefix)

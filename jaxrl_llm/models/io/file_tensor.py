@@ -161,7 +161,7 @@ def _fp8(name: str, read: Read, read_scales: Read, block: tuple[int, int] | None
 def _part(tensors: dict[str, Read], name: str, dtypes: tuple[str, ...], where: str) -> Read:
     """Take one of the tensors that a quantised one is stored as. InputError where it is missing, or of another type."""
     if name not in tensors:
-        raise InputError(f"{where}: the weights lack the tensor {name!r} of a quantised one: is the download complete?")
+        raise InputError(f"{where}: the weights lack the tensor {name!r} of a quantised one: the files are incomplete")
     if (dtype := dtype_of(tensors[name])) not in dtypes:
         raise InputError(
             f"{where}: tensor {name!r} holds numbers of type {dtype}, but must be of {' or '.join(dtypes)}"

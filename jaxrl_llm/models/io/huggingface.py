@@ -133,7 +133,7 @@ def _instead(name: str, tensors: Tensors) -> str:
         )
     if name.startswith("model.") and name.removeprefix("model.") in tensors:
         return f", but have {name.removeprefix('model.')!r}: they are of a model without a head; save the causal model"
-    return ": is the download complete?"
+    return ", which config.json implies: the files are incomplete, or the settings are another model's"
 
 
 def untied(config: ModelConfig, tensors: Tensors) -> ModelConfig:

@@ -149,7 +149,7 @@ def adapter_settings(modules: Mapping[str, Module], config: ModelConfig, base: s
     mixture = any(kind.num_experts for kind in config.each_kind)
 
     def named(module: str) -> str:
-        """What it is called. PEFT takes a module of this name for experts, in a mixture: there its tensor is named."""
+        """PEFT's name of a module; beside experts the tensor's, as it takes such modules for the experts."""
         beside = mixture and module.endswith(("gate_proj", "up_proj", "down_proj")) and not module.endswith(STACKED)
         return f"{module}.weight" if beside else module
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.kinds import Routing
+from jaxrl_llm.core.annotations import Routing
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.models.policy import Policy

@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import Number, check_number
+from jaxrl_llm.core.annotations import Number, check_number
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 NEVER = -1e30  # the log of probability 0; finite, so that 0 * NEVER is 0 and not NaN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import Number, check_number
+from jaxrl_llm.core.annotations import Number, check_number
 from jaxrl_llm.objectives.distillation.divergences import on_support
 
 TINY = 1e-8

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import Number, check_number
+from jaxrl_llm.core.annotations import Number, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives.preference import losses
 from jaxrl_llm.objectives.preference.divergences import DIVERGENCES, alpha_divergence

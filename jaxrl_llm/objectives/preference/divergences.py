@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import Number
+from jaxrl_llm.core.annotations import Number
 from jaxrl_llm.core.parts import batch_part
 
 Divergence = Callable[[jax.Array], jax.Array]  # log-ratios -> scores, of any shape

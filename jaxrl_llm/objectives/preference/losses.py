@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.annotations import Number, check_number
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.kinds import Number, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives.preference.divergences import Divergence, alpha_divergence, reverse_kl
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.annotations import FractionNumber, PositiveNumber, Source
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.kinds import FractionNumber, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import batch_part, stateless_part
 from jaxrl_llm.core.repr import part

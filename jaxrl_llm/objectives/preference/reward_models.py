@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import Number
+from jaxrl_llm.core.annotations import Number
 
 
 def bradley_terry_loss(

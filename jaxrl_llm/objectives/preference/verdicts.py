@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Source, check_number
+from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, Source, check_number
 from jaxrl_llm.core.log_ratios import log_ratio_sums, needed, source
 from jaxrl_llm.core.parts import stateless_part
 from jaxrl_llm.core.repr import part

@@ -120,6 +120,7 @@ class Comparison:
     __repr__ = layout
 
     def text(self, problem: str, first: str, second: str) -> str:
+        """The question."""
         return self.template.format(problem=problem, first=first, second=second)
 
 
@@ -139,6 +140,7 @@ class Grading:
     __repr__ = layout
 
     def text(self, problem: str, response: str, criterion: str = "") -> str:
+        """The question."""
         return self.template.format(problem=problem, response=response, criterion=criterion)
 
 

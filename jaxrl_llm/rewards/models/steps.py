@@ -55,6 +55,7 @@ class StepReward:
 
     @property
     def provides(self) -> frozenset[str]:
+        """The entries that it returns."""
         return frozenset({SPANS} if self.kind in DENSE else ())
 
     def __call__(

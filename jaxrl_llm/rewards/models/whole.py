@@ -127,9 +127,11 @@ class ModelReward:
 
     @property
     def ready(self) -> Scorer:
+        """The model on its devices."""
         return self.scorer or self._here
 
     def say_unscored(self, count: int) -> None:
+        """Log that `count` conversations are too long."""
         if count:
             logger.warning("%s: %s longer than its context, and not scored", self.name, several(count, "conversation"))
 

@@ -88,6 +88,7 @@ class Lost(NamedTuple):
     late: bool = False  # whether it exceeded a limit, of time or memory
 
     def outcome(self, count: int) -> Outcome:
+        """The outcome of `count` samples that are lost."""
         nothing, all_of_them = [math.nan] * count, [True] * count
         if self.late:
             return Outcome(nothing, [False] * count, self.problem, late=all_of_them)
@@ -104,6 +105,7 @@ def per_sample(function: F) -> F:
 
 
 def time_limit_text(seconds: float) -> str:
+    """The problem of a call that exceeds its time limit."""
     return f"TimeoutError: no result within its time limit of {seconds:g} s"
 
 

@@ -95,6 +95,7 @@ class ThreadCalls:
 
     def whole(self, seconds: float) -> Outcome | Lost:
         # Copies, because a function may modify its lists while others read theirs.
+        """See `Calls`."""
         own = {name: list(column) for name, column in self._arguments.items()}
         results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
         _in_thread(lambda: results.put(call_whole(self._function, own, self._count, seconds, self._given)))
@@ -102,6 +103,7 @@ class ThreadCalls:
         return Lost(time_limit_text(seconds), late=True) if found is None else found
 
     def each(self, places: Sequence[int], seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
+        """See `Calls`."""
         own = {name: [column[place] for place in places] for name, column in self._arguments.items()}
         results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
         abandoned = threading.Event()

@@ -119,6 +119,7 @@ class Conversation:
         return reply
 
     def note(self, seen: Observation) -> None:
+        """Keep the reward and the numbers of a turn."""
         self.rewards.append(seen.reward)
         for name, value in seen.info.items():
             self.info[name] = self.info.get(name, 0.0) + float(value)

@@ -106,6 +106,7 @@ class Path:
         return True
 
     async def take_turn(self) -> None:
+        """The next reply, and the environment's answer."""
         await self.draw()
         await self.hear()
 
@@ -240,6 +241,7 @@ async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings) 
 
 
 async def played(path: Path) -> Path:
+    """The episode, played to its end and closed."""
     while not path.over:
         await path.take_turn()
     await path.close()
@@ -247,6 +249,7 @@ async def played(path: Path) -> Path:
 
 
 async def converse(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Path:
+    """A whole episode of the task's group."""
     return await played(await begun(tools, task, number, settings))
 
 

@@ -76,6 +76,7 @@ def transcript(attempt: Attempt, reward: float) -> str:
 
 
 async def attempted(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Attempt:
+    """One episode of the task's group."""
     attempt = Attempt(await begun(tools, task, number, settings))
     path = attempt.path
     while not path.over:

@@ -83,6 +83,7 @@ class RemoteSamplers:
         self._all(self._there(), "enter", lambda one: (told, own[one.number], until[one.number]))
 
     def take(self, keys: Sequence[GroupKey]) -> Taken:
+        """See `Samplers`."""
         own = [[key for key in keys if key in one.groups] for one in self._remotes]
         known = [[key for key in own[one.number] if key not in one.before] for one in self._remotes]
         answers = self._all(self._there(), "take", lambda one: (known[one.number],))
@@ -118,10 +119,12 @@ class RemoteSamplers:
                 self._go_on(one)
 
     def end_step(self) -> bool:
+        """See `Samplers`."""
         found, self._replaced, self._given = self._replaced, False, None
         return found
 
     def close(self) -> None:
+        """See `Samplers`."""
         self._open = False
         for one in self._there():
             assert one.peer is not None

@@ -119,6 +119,7 @@ class Sampler:
         return found[0]
 
     def close(self) -> None:
+        """End the thread."""
         self._over = True
         self._wake()
         self._thread.join()
@@ -253,6 +254,7 @@ def renew(run: InFlight, driver: Driver, keep: bool = False) -> None:
 
 
 def remove(run: InFlight, groups: Sequence[GroupRun]) -> None:
+    """Forget groups that are complete."""
     gone = {id(group) for group in groups}
     run.groups = [group for group in run.groups if id(group) not in gone]
     run.ended = [(chunk, group) for chunk, group in run.ended if id(group) not in gone]

@@ -80,6 +80,7 @@ class Scene(NamedTuple):
     lock: AbstractContextManager[Any] = DISPATCH  # held while engines run
 
     def driver(self, given: Given, weights: Weights) -> Driver:
+        """The driver of the weights of a step."""
         setup = self.setup
         groups = -(-(self.rule.bound + 1) * setup.prompts_per_step // setup.hosts.units)
         make = engines_of(setup, groups, given.params, given.key, given.step, given.state, weights)
@@ -101,6 +102,7 @@ class InThread:
         self._weights: Weights | None = None  # of the last step, where the next differ in adapters alone
 
     def enter(self, given: Given | None, flight: Flight, until: Sequence[int | None]) -> None:
+        """See `Samplers`."""
         driver = None
         if given is not None:
             setup = self._scene.setup
@@ -121,10 +123,12 @@ class InThread:
         self._sampler.enter(Entry(driver, flight, until))
 
     def take(self, keys: Sequence[GroupKey]) -> Taken:
+        """See `Samplers`."""
         assert self._sampler is not None
         return self._sampler.take(keys)
 
     def logs(self) -> Pool:
+        """See `Samplers`."""
         assert self._sampler is not None
         return self._sampler.logs()
 
@@ -132,9 +136,11 @@ class InThread:
         """See `Samplers`: it is there as long as this process."""
 
     def end_step(self) -> bool:
+        """See `Samplers`."""
         return False
 
     def close(self) -> None:
+        """See `Samplers`."""
         if self._sampler is not None:
             self._sampler.close()
 

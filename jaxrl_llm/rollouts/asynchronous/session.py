@@ -108,6 +108,7 @@ class Session:
         return found._replace(groups=[], logs=()), self._streamed.counted()
 
     def on_logs(self) -> Pool:
+        """See `Samplers.logs`."""
         return self._thread.logs()
 
 
@@ -119,6 +120,7 @@ def packed(given: Given) -> Given:
 
 
 def unpacked(given: Given) -> Given:
+    """The inverse of `packed`."""
     kind, data = given.key
     return given._replace(key=jax.random.wrap_key_data(data, impl=kind))
 

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jaxrl_llm.core.annotations import Rewrite
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegativeInt
-from jaxrl_llm.core.kinds import Rewrite
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
@@ -65,10 +65,12 @@ def marked(episodes: Sequence[Episode], unhinted: bool = False, **info: float | 
 
 
 def none_succeed(succeeds: Succeeds) -> When:
+    """A condition: no sample of the group succeeds."""
     return lambda found: not any(map(succeeds, found))
 
 
 def all_succeed(succeeds: Succeeds) -> When:
+    """A condition: all samples of the group succeed."""
     return lambda found: all(map(succeeds, found))
 
 

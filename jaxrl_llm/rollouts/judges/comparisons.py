@@ -130,6 +130,7 @@ class Compared(NamedTuple):
 
 
 def counts(asked: int, unparsed: int) -> dict[str, float]:
+    """Metrics of all judges."""
     return {"judge/asked": float(asked), "judge/unparsed": unparsed / asked if asked else math.nan}
 
 
@@ -140,6 +141,7 @@ def counted(verdicts: Sequence[Sequence[float | None]], samples: int) -> tuple[i
 
 
 def texts_of(tools: Tools, episodes: Sequence[Episode]) -> list[str]:
+    """The sampled texts of episodes."""
     return [tools.decode(sampled_ids(one)) for one in episodes]
 
 

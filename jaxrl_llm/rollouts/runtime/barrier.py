@@ -41,6 +41,7 @@ Meet = Callable[[Sequence[Post], bool], Met]  # (what the groups here bring, whe
 
 
 def meet_here(posts: Sequence[Post], over: bool) -> Met:
+    """A meeting on one host."""
     return Met(list(posts), list(range(len(posts))), over)
 
 

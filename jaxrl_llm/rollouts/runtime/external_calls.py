@@ -78,6 +78,7 @@ class OutsideCalls:
 
     @property
     def waits(self) -> bool:
+        """Whether a program waits for an answer."""
         return bool(self._calls)
 
     def steps(self, most: int) -> int:

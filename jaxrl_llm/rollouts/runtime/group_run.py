@@ -81,6 +81,7 @@ class Ticket:
         return in_order(prompt, completion.prompt_experts, completion.tokens.first(self.call.place))
 
     def is_answered_by(self, answer: Answer) -> bool:
+        """Whether these tokens complete the call."""
         size = self.call.place + answer.tokens.size
         return answer.ended or size >= self.until or (self.stop is not None and size >= self.stop)
 
@@ -107,10 +108,12 @@ class GroupRun:
 
     @property
     def over(self) -> bool:
+        """Whether the program ended, or failed."""
         return self.episodes is not None or self.error is not None
 
     @property
     def sampling(self) -> bool:
+        """Whether it waits for tokens."""
         return any(not ticket.answered.done() for ticket in self.asked.values())
 
     @property
@@ -148,6 +151,7 @@ class GroupRun:
         return Tools(self, driver.tokenizer, driver.context, driver.controls, driver.encode)
 
     def fail(self, why: str) -> None:
+        """End the program with a TimeoutError."""
         self.error = TimeoutError(f"it {why}")
         if self.running is not None:
             self.running.cancel()
@@ -155,6 +159,7 @@ class GroupRun:
 
     def log(self) -> GroupLog:
         # Sorted, because the log must not depend on the order in which external calls answer.
+        """The answers so far."""
         drawn, recorded = dict(sorted(self.drawn.items())), dict(sorted(self.recorded.items()))
         return self.before._replace(drawn=drawn, recorded=recorded)
 
@@ -239,6 +244,7 @@ class GroupRun:
     def not_deterministic(
         self, what: str, kind: type[NotDeterministicError] = NotDeterministicError
     ) -> NotDeterministicError:
+        """The error of a program that deviates from its log."""
         return kind(
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"

@@ -74,17 +74,21 @@ class InFlight:
         return groups
 
     def moved(self) -> None:
+        """Note that a program made progress."""
         self.moves += 1
         self.wake()
 
     def wake(self) -> None:
+        """End a wait for programs."""
         self.progressed.set()
 
     def take(self, ticket: Ticket) -> None:
+        """Queue a program's request for tokens."""
         self.waiting.append(ticket)
         self.moved()
 
     async def main(self) -> Collected:
+        """Run all programs."""
         count_compiles()
         before, began = compiles()[0], time.perf_counter()
         with interruptible() as interrupted:
@@ -115,6 +119,7 @@ class InFlight:
             self.begin(group)
 
     def begin(self, group: GroupRun) -> None:
+        """Begin the program of a group."""
         group.begin(partial(self._ended, group))
 
     def withdraw(self) -> list[Ticket]:
@@ -275,6 +280,7 @@ class InFlight:
                 self.driver.on_group(place, group.group())
 
     async def cancel(self) -> None:
+        """End the programs."""
         tasks = [group.running for group in self.groups if group.running is not None]
         for task in tasks:
             task.cancel()

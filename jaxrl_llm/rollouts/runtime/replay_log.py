@@ -29,6 +29,7 @@ class Answer(NamedTuple):
 
     @property
     def segment(self) -> Segment:
+        """These tokens as a segment of an episode."""
         return Segment(self.tokens, True, self.before)
 
 
@@ -53,6 +54,8 @@ Pool = tuple[GroupLog, ...]
 
 
 class GroupKey(NamedTuple):
+    """See `GroupLog.key`."""
+
     prompt_id: int
     first_step: int
     repeat: int

@@ -145,6 +145,7 @@ def _partial_step(
 
 
 def continued(setup: Experience, pool: Pool) -> list[tuple[GroupLog, Task]]:
+    """The groups of a pool, which go on."""
     return [(log, _task(setup, log)) for log in pool]
 
 

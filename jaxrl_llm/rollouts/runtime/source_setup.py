@@ -125,6 +125,8 @@ def saved(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]
 
 
 def loaded(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
+    """The inverse of `saved`."""
+
     def of(prefix: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 

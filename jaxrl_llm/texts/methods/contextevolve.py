@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.kinds import OURS, Count, Positive
+from jaxrl_llm.core.annotations import OURS, Count, Positive
 from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, drawn, softmax, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.kinds import OURS, Count, Fraction
+from jaxrl_llm.core.annotations import OURS, Count, Fraction
 from jaxrl_llm.texts.candidates import Candidate, State, apart, begun, observed, one_of, replaced, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.kinds import OURS, RECALLED, Count
+from jaxrl_llm.core.annotations import OURS, RECALLED, Count
 from jaxrl_llm.texts.candidates import Candidate, State, begun, observed
 from jaxrl_llm.texts.engine import Engine, Row
 from jaxrl_llm.texts.method import TextMethod

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.kinds import OURS, Count
+from jaxrl_llm.core.annotations import OURS, Count
 from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, observed
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod

@@ -37,6 +37,7 @@ def message(value: Any) -> bytes:
 
 
 def write_files(files: dict[str, str]) -> None:
+    """Texts in this folder, by name."""
     for name, text in files.items():
         os.makedirs(os.path.dirname(os.path.join(".", name)), exist_ok=True)
         with open(name, "w", encoding="utf-8", errors="surrogatepass") as opened:
@@ -56,6 +57,7 @@ def own_main() -> dict[str, Any]:
 
 
 def run_program(code: str) -> None:
+    """Run a program as Python runs a file."""
     names = own_main()
     names["__file__"] = "main.py"
     exec(compile(code, "main.py", "exec", dont_inherit=True), names)

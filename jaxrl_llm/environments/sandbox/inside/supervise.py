@@ -191,6 +191,7 @@ def next_request(box: Box) -> str | None:
 
 
 def answer(head: str, data: bytes) -> None:
+    """Write a result, a line and bytes, to whoever asked."""
     view = memoryview(head.encode() + data)
     try:
         while view:

@@ -167,6 +167,7 @@ class Watch:
         self._looks, self._extra, self.next = 0, 0, time.monotonic() + TICK
 
     def members(self) -> list[int]:
+        """The code's processes."""
         return [pid for pid in self._family.members() if pid not in self.outside]
 
     def over(self) -> str | None:
@@ -240,6 +241,7 @@ class Watch:
         return False
 
     def go_on(self) -> None:
+        """Let them go on."""
         for pid in self.members():
             signalled(pid, GO_ON)
         self.next = time.monotonic() + TICK

@@ -13,7 +13,7 @@ from jaxrl_llm import advantages, algorithms, objectives
 from jaxrl_llm.advantages import returns, risk, tokens
 from jaxrl_llm.algorithms.credit import verl_velocity_rank
 from jaxrl_llm.algorithms.policy_loss import bapo_adaptive_clip
-from jaxrl_llm.core import kinds
+from jaxrl_llm.core import annotations
 from jaxrl_llm.objectives import averages, covariance, off_policy
 from jaxrl_llm.utils.errors import InputError
 
@@ -63,6 +63,6 @@ def test_another_name_is_refused_with_the_known_ones(build: Any, name: str, name
 def test_there_are_choices_and_each_shared_one_is_used() -> None:
     assert len(CASES) > 30
     assert len(METHODS) > 60
-    listed = [set(typing.get_args(kind)) for kind in vars(kinds).values() if typing.get_origin(kind) is Literal]
+    listed = [set(typing.get_args(kind)) for kind in vars(annotations).values() if typing.get_origin(kind) is Literal]
     used = [set(names) for _, _, names in CASES + METHODS]
     assert all(one in used for one in listed)

@@ -1,4 +1,4 @@
-"""What an argument of a part or a method may be: ranges of numbers, names of choices, and origins of defaults.
+"""What annotations say of an argument of a part or a method: ranges of numbers, choices, and origins of defaults.
 
 A number out of range and a name that is no choice are an InputError at run time.
 """
