@@ -20,7 +20,7 @@ import numpy as np
 from experiments.experience.tiny import tokenizer_of
 from jaxrl_llm.cli.program import main as command
 from jaxrl_llm.models import Policy, init_params, save_policy
-from jaxrl_llm.models.config.groups import Unmasking
+from jaxrl_llm.models.config import Unmasking
 from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.training.loop import train

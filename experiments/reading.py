@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 PACKAGE = ROOT / "jaxrl_llm"
 CHECKS = ("utils/errors.py", "core/shapes.py", "models/checks.py", "learner/checks.py", "sampling/checks.py")
 SURROUNDINGS = (
-    "utils/process.py", "distributed/hosts.py", "rewards/workers/", "rollouts/runtime/mirrored_engine.py",
+    "utils/process.py", "distributed/hosts.py", "rewards/workers/", "rollouts/runtime/multihost_gather.py",
     "training/folder/", "training/health/", "reporting/logging/",
 )  # fmt: skip
 FEW = 20

@@ -31,8 +31,7 @@ BEGIN, END = "<!-- turns -->", "<!-- end of turns -->"
 
 def run(tasks: tuple[str, ...], methods: tuple[str, ...], folder: Path, first_seed: int) -> None:
     """Run what the folder does not hold."""
-    from jaxrl_llm.in_jax.lab.config import LabConfig
-    from jaxrl_llm.in_jax.lab.grid import hyperparameters_of
+    from jaxrl_llm.in_jax.lab.config import LabConfig, hyperparameters_of
     from jaxrl_llm.in_jax.lab.laboratory import run_lab
     from jaxrl_llm.in_jax.settings import LabSettings
 

@@ -1,7 +1,5 @@
 """Modules that were elsewhere: their old paths work for one release, with a warning."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 import warnings
@@ -50,21 +48,22 @@ _MOVES = (
     ),
     (
         "rollouts.runtime", "rollouts",
-        "driver group_run log=replay_log outside=external_calls meetings=barrier admission batch=collate "
-        "exchange=multihost_gather lockstep=mirrored_engine experience=source experience_engines=engines "
+        "driver group_run log=replay_log outside=external_calls meetings=external_calls admission batch=collate "
+        "exchange=multihost_gather lockstep=multihost_gather experience=source experience_engines=engines "
         "experience_setup=source_setup experience_state=source_setup ready_made=offline sample_numbers "
-        "probes=answer_likelihood reference_groups=resampling"
+        "probes=answer_likelihood reference_groups=sources"
     ),
     ("core", "rollouts", "rules"),
     ("rollouts.runtime", "rollouts", "sources"),
     (
         "curriculum", "rollouts",
         "curricula=compose prompt_records=records curricula_counts=budgets "
-        "curricula_neighbours=embedded curricula_scores=scores curricula_stages=stages "
-        "hard_buffer=epochs left_out=excluded group_results=records"
+        "curricula_neighbours=embedded curricula_scores=scores curricula_stages=scores "
+        "hard_buffer=compose left_out=excluded group_results=records"
     ),
+    ("curriculum", "curriculum", "stages=scores"),
     ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups swarm=base"),
-    ("rollouts", "rollouts", "soft=hooked"),
+    ("rollouts", "rollouts", "soft=programs hooked=programs"),
     ("rollouts.agents", "rollouts.agents", "league_play=self_play"),
     (
         "training", "runs",
@@ -74,9 +73,10 @@ _MOVES = (
     ("training.rollout", "runs", "agents played=play"),
     ("training.rollout", "training", "agents play"),
     ("training.source", "runs", "swarm"),
-    ("training.source", "training", "swarm embeddings"),
+    ("training.source", "training", "swarm"),
+    ("training", "training", "embeddings=source"),
     ("training.evaluation", "runs", "evaluate"),
-    ("training.evaluation", "training", "evaluate evaluate_given given_rows"),
+    ("training.evaluation", "training", "evaluate evaluate_given given_rows=evaluate_given"),
     ("training.other_policies", "runs", "reference"),
     ("training.other_policies", "training", "reference kept_reference teacher server_teacher"),
     ("utils", "runs", "value_digest"),
@@ -91,7 +91,7 @@ _MOVES = (
     ),
     (
         "training.health", "runs",
-        "goodput watchdog spikes=loss_spikes rollback memory_error=oom profiling activity "
+        "goodput watchdog spikes=loss_spikes rollback memory_error=oom profiling activity=goodput "
         "fallbacks=degraded first_checks"
     ),
     (
@@ -122,11 +122,11 @@ _MOVES = (
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
     (
         "models", "models",
-        "check=checks divergence=vocabulary sink_slots=policy "
+        "check=checks config_groups=config divergence=vocabulary sink_slots=policy "
         "added_slots=policy row_adapters=by_row members=by_row block_rounding=quantised "
         "eight_bits=quantised"
     ),
-    ("models.config", "models", "rope_config=rope rope config_checks=checks config_groups=groups"),
+    ("models.config", "models", "rope_config=rope rope config_checks=checks"),
     ("models.quantised", "models", "normal_float"),
     ("models.outputs", "models", "adam_step=readings soft_thinking"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),
@@ -137,7 +137,7 @@ _MOVES = (
     ("models.io", "models.io", "added_tokens=tokenizer"),
     ("advantages", "advantages", "turn_rewards=turns rounds=turns token_baselines=tokens windows=tokens"),
     ("advantages.trees", "advantages", "tree_credit=credit"),
-    ("objectives", "objectives", "corrections=off_policy heads=values one_pass=fused subset=averages"),
+    ("objectives", "objectives", "corrections=off_policy heads=values one_pass=policy_gradient subset=averages"),
     ("objectives.preference", "objectives", "pairs listwise=pairs"),
     ("data", "data", "ahead=prompt_set prompts=load"),
     ("data.sources", "data", "files hub random_access shards=files"),
@@ -156,11 +156,11 @@ _MOVES = (
     ("learner", "learner", "other_contexts=outputs rescoring=outputs affinity=outputs"),
     (
         "reporting.html", "reporting",
-        "charts conversations credit_page curves overview report run_data settings_shown=overview shading "
-        "shown_completions verdict visits"
+        "charts conversations credit_page curves overview report run_data lines=run_data settings_shown=overview "
+        "shading shown_completions verdict visits"
     ),
-    ("reporting.logging", "reporting", "files lines logged progress writers tensorboard"),
-    ("in_jax.lab", "lab", "config figures grid laboratory outcome results runs statistics tables"),
+    ("reporting.logging", "reporting", "files logged progress writers tensorboard"),
+    ("in_jax.lab", "lab", "config figures=results grid=config laboratory outcome results runs statistics tables"),
 )  # fmt: skip
 
 # Modules that one method alone used, whose file has their names now: old path = family.method.

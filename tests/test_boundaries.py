@@ -17,8 +17,7 @@ from jaxrl_llm import InputError, algorithms
 from jaxrl_llm.core.shapes import BOOL, FLOATS, INTEGERS, NUMBERS, check_array
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Transform
-from jaxrl_llm.in_jax.evaluate import evaluate_task
-from jaxrl_llm.in_jax.rollout import greedy_reward, roll_out
+from jaxrl_llm.in_jax.rollout import evaluate_task, greedy_reward, roll_out
 from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import addition
 from jaxrl_llm.in_jax.train import LabSettings, fresh_params, make_policy, make_train, warm_start

@@ -36,7 +36,7 @@ def test_functional_has_functions_of_arrays_and_batches(package: ModuleType) -> 
     for name in functional.__all__:
         one = getattr(functional, name)
         assert not getattr(one, "makes_parts", False), f"{name} makes a part: it is for {package.__name__}"
-        signature = inspect.signature(one)
+        signature = inspect.signature(one, eval_str=True)
         assert "jax.Array" in str(signature.return_annotation), f"{name} returns no arrays"
         kinds = " ".join(str(parameter.annotation) for parameter in signature.parameters.values())
         assert any(kind in kinds for kind in ("jax.Array", "Number", "Trajectories")), f"{name} takes no arrays"
@@ -46,6 +46,6 @@ def test_functional_has_functions_of_arrays_and_batches(package: ModuleType) -> 
 def test_compositions_import_from_where_names_stay() -> None:
     text = composition(algorithms.constructor("dapo"))
     assert "from jaxrl_llm import Algorithm, chain\n" in text
-    assert "from jaxrl_llm.advantages import group_relative\n" in text
+    assert "from jaxrl_llm.advantages import drop_rows, group_relative\n" in text
     assert "from jaxrl_llm.advantages.functional import mixed_groups, uniform_groups\n" in text
     assert "from jaxrl_llm.algorithms import DynamicSampling\n" in text

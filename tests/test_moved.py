@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
 import subprocess
@@ -50,17 +51,25 @@ def test_names_that_are_imported_at_first_use_have_no_old_path() -> None:
     tables = {name: getattr(importlib.import_module(name), "_MODULES", None) for name in ("jaxrl_llm", *packages)}
     found = {
         f"{package}.{module}".removeprefix("jaxrl_llm.")
-        for package, table in tables.items() if isinstance(table, dict) for module in table.values()
+        for package, table in tables.items() if isinstance(table, dict) for module in table
     }  # fmt: skip
     assert {"models.policy", "training.loop"} <= found
     assert not found & {*MOVED}
+
+
+def test_no_old_path_takes_the_place_of_a_name() -> None:
+    """A module that is imported by its old path becomes an attribute of its package there."""
+    for old in MOVED:
+        package, _, name = f"jaxrl_llm.{old}".rpartition(".")
+        with contextlib.suppress(ModuleNotFoundError):  # packages that are gone
+            assert name not in getattr(importlib.import_module(package), "__all__", ()), old
 
 
 @pytest.mark.parametrize(
     ("package", "name", "module"),
     [
         ("data.chat", "encode_prompt", "encode"),
-        ("advantages.trees", "tree_of", "values"),
+        ("advantages.trees", "tree_of", "credit"),
         ("environments.tools", "with_tools", "base"),
         ("rollouts.agents", "agent", "program"),
     ],

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.algorithms.credit.pav import another
 from jaxrl_llm.algorithms.policy_loss.remix import reset_at
 from jaxrl_llm.algorithms.regularisation.salsa import soup
 from jaxrl_llm.algorithms.regularisation.tscac import mixture
-from jaxrl_llm.core.reference import ReferenceRule, exponential_average, periodic_reset, weighted_mean
+from jaxrl_llm.core.reference import ReferenceRule, another, exponential_average, periodic_reset, weighted_mean
 from jaxrl_llm.utils.errors import InputError
 
 numbers = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=6)

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.core.objective import Coefficient, Objective, in_turn
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Coefficient, Objective, RunFacts, Transform, chain, counted, in_turn, stateless
+from jaxrl_llm.core.transform import RunFacts, Transform, chain, counted, stateless
 from jaxrl_llm.objectives import token_mean
 from jaxrl_llm.utils.errors import InputError
 

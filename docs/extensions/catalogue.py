@@ -16,7 +16,7 @@ from jaxrl_llm.algorithms.describe import START, by_stage, method_card, paramete
 from jaxrl_llm.algorithms.method import Facts, presets_of
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.needs import need_of
-from jaxrl_llm.texts import describe
+from jaxrl_llm.texts import method as of_texts
 from jaxrl_llm.texts import method as texts
 
 API = {
@@ -160,7 +160,7 @@ def index_page() -> str:
     out += [*heading("Texts in place of weights", "-"), "Run by ``jaxrl texts NAME``.", ""]
     out += [".. list-table::", "   :widths: 25 8 37 30", ""]
     for name in texts.names():
-        facts, title = describe.facts(name), (inspect.getdoc(texts.constructor(name)) or "").partition("\n\n")[0]
+        facts, title = of_texts.facts(name), (inspect.getdoc(texts.constructor(name)) or "").partition("\n\n")[0]
         out += [f"   * - {name}", f"     - {facts.year}", f"     - {escaped(title)}", f"     - {extent(facts)}"]
     out += [""]
     return "\n".join(out)

@@ -71,7 +71,7 @@ class Tools:
         from jaxrl_llm.in_jax import steps, tasks
         from jaxrl_llm.in_jax import train as in_jax
         from jaxrl_llm.in_jax.lab import config as lab_config
-        from jaxrl_llm.in_jax.lab import grid, laboratory
+        from jaxrl_llm.in_jax.lab import laboratory
         from jaxrl_llm.learner import inputs, microbatches, optimizer, train_state, update
         from jaxrl_llm.models import lora
         from jaxrl_llm.reporting import statistics
@@ -81,7 +81,7 @@ class Tools:
         from jaxrl_llm.training import config
         from jaxrl_llm.training.config import json_text as config_json
 
-        made = (adapters, calculator, chips, files, grid, lab_config, laboratory, mcp, mesh, python)
+        made = (adapters, calculator, chips, files, lab_config, laboratory, mcp, mesh, python)
         return {
             **_parts(algorithms),
             **_parts(rollouts),

@@ -16,8 +16,7 @@ import numpy as np
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.budgets import by_bound, by_failure, by_mixed, divide
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.scores import least_tried, near_target, thompson, uncertain
-from jaxrl_llm.curriculum.stages import drop_solved
+from jaxrl_llm.curriculum.scores import drop_solved, least_tried, near_target, thompson, uncertain
 
 CURRICULA = {
     "uncertain, counts": choose_prompts(uncertain(), divide(), prior=(0.5, 0.5), kept=0.875),

@@ -10,7 +10,7 @@ from experiments.experience.measure import Row, Task
 from experiments.experience.tasks import DIGITS, NAMES, SYMBOLS, begins, exact, guesses, random_digits
 from experiments.experience.tiny import END, Examples
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.stages import staged
+from jaxrl_llm.curriculum.scores import staged
 
 LETTERS = DIGITS + "BC"  # of keys; in none of the texts with which methods write a hint
 

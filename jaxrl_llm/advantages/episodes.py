@@ -4,8 +4,6 @@ Rows of one episode share info["episode"] within their group, and info["first_tu
 turn. Without these each row is an episode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax.numpy as jnp

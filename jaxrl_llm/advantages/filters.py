@@ -1,21 +1,18 @@
-"""Rows that are left out of the loss: of uniform groups, truncated, or with small advantages."""
-
-from __future__ import annotations
+"""Rows that are left out of the loss, of uniform groups or with small advantages; and rows that were not sampled."""
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages.group import TOLERANCE
+from jaxrl_llm.core.annotations import NonNegative
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, part, stateless, stateless_part
 
 
-def uniform_groups(batch: Trajectories) -> jax.Array:
+def uniform_groups(batch: Trajectories) -> Array:
     """bool[N]: samples of groups without learning signal, whose rewards are all equal (or which have a single one)."""
     if isinstance(batch.group, np.ndarray) and isinstance(batch.reward, np.ndarray):
         return _uniform_on_host(batch)
@@ -35,18 +32,18 @@ def _uniform_on_host(batch: Trajectories) -> np.ndarray:
     return uniform
 
 
-def mixed_groups(batch: Trajectories) -> jax.Array:
+def mixed_groups(batch: Trajectories) -> Array:
     """bool[N]: samples of groups with a learning signal, whose rewards are not all equal."""
     return ~uniform_groups(batch)
 
 
-def truncated_rows(batch: Trajectories) -> jax.Array:
+def truncated_rows(batch: Trajectories) -> Array:
     """bool[N]: samples that ran out of their budget before the end of the answer."""
     return batch.truncated
 
 
 @part
-def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
+def drop_rows(dropped: Callable[[Trajectories], Array]) -> Transform:
     """Set the weights of the rows where `dropped(batch)` bool[N] to 0, so that no average counts their tokens.
 
     If all rows are dropped, all weights and the loss are 0.
@@ -69,3 +66,24 @@ def drop_uniform_groups() -> Transform:
 def drop_small_advantages(least: NonNegative) -> Transform:
     """Drop the rows whose advantages are all smaller than `least` in absolute value (2502.01600)."""
     return drop_rows(lambda b: jnp.max(jnp.abs(b.need("advantages")) * b.action_mask, axis=1) < least)
+
+
+def replayed_rows(batch: Trajectories) -> Array:
+    """bool[N]: rows from a store; none where the batch has no info["replayed"]."""
+    found = (batch.info or {}).get("replayed")
+    return jnp.zeros(batch.group.shape, bool) if found is None else found > 0
+
+
+@stateless_part({"replayed", "replay_advantage"})
+def keep_stored_advantages(batch: Trajectories) -> Trajectories:
+    """Give replayed rows the advantage of their store, info["replay_advantage"] f32[N]; others keep theirs."""
+    given = (batch.info or {}).get("replay_advantage")
+    given = jnp.zeros(batch.group.shape) if given is None else given
+    given = jnp.where(jnp.isnan(batch.scores), 0.0, given)
+    here = replayed_rows(batch)[:, None] & batch.action_mask
+    return batch.replace(advantages=jnp.where(here, given[:, None], batch.need("advantages")))
+
+
+def demonstrated_rows(batch: Trajectories) -> Array:
+    """bool[N]: which rows are texts of the data set; none where nothing says so (NaN: of a group that failed)."""
+    return (batch.info or {}).get("demonstrated", jnp.zeros(batch.group.shape)) == 1

@@ -4,19 +4,16 @@ Baselines are by key: samples f32[N] that share a key int32[N] form a bucket, a 
 each (`above_baseline`). NaN means not scored: ignored, with result 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import once_per_episode
-from jaxrl_llm.core.annotations import Baseline, Scale, check_moments
+from jaxrl_llm.core.annotations import Baseline, Number, Scale, check_moments
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_quantile, bucket_sums
-from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, part, stateless
 from jaxrl_llm.core.shapes import NUMBERS, check_array
 from jaxrl_llm.core.transform import absent
 from jaxrl_llm.utils.errors import InputError, require_choice
@@ -29,13 +26,8 @@ BASELINES = ("mean", "leave_one_out", "weighted", "median", "quantile", "best", 
 
 
 def above_baseline(
-    values: jax.Array,
-    keys: jax.Array,
-    baseline: Baseline = "mean",
-    *,
-    weights: jax.Array | None = None,
-    level: jax.Array | float = 0.5,
-) -> jax.Array:
+    values: Array, keys: Array, baseline: Baseline = "mean", *, weights: Array | None = None, level: Number = 0.5
+) -> Array:
     """r_i - b_i, f32[N], with the baseline b of the bucket:
 
         mean            the mean, including r_i
@@ -72,16 +64,16 @@ def above_baseline(
 
 
 def group_advantage(
-    reward: jax.Array,
-    group: jax.Array,
+    reward: Array,
+    group: Array,
     *,
     scale: Scale = "std",
     ddof: int = 1,
     epsilon: float = 1e-6,
     baseline: Baseline = "mean",
-    weights: jax.Array | None = None,
+    weights: Array | None = None,
     tolerance: float = TOLERANCE,
-) -> jax.Array:
+) -> Array:
     """A_i = (r_i - mean_g) / (std_g + epsilon), f32[N], over the samples of the same group (DeepSeekMath, 2402.03300).
 
     reward f32[N], NaN where not scored (advantage 0, not in mean and std); group int32[N]; groups may differ in size.
@@ -113,7 +105,7 @@ def group_relative(
     ddof: int = 1,
     epsilon: float = 1e-6,
     baseline: Baseline = "mean",
-    weights: Callable[[Trajectories], jax.Array] | None = None,
+    weights: Callable[[Trajectories], Array] | None = None,
     over: Literal["episodes", "rows"] = "episodes",
     needs: Iterable[str] = (),
 ) -> Transform:
@@ -128,7 +120,7 @@ def group_relative(
     if weights is not None:
         require_function("weights", weights)
 
-    def advantage(batch: Trajectories) -> jax.Array:
+    def advantage(batch: Trajectories) -> Array:
         w = None if weights is None else weights(batch)
         return group_advantage(
             batch.scores, batch.group, scale=scale, ddof=ddof, epsilon=epsilon, baseline=baseline, weights=w
@@ -137,7 +129,7 @@ def group_relative(
     return on_actions(advantage, needs, over)
 
 
-def standardised(values: jax.Array, ddof: int = 1, epsilon: float = 1e-8) -> jax.Array:
+def standardised(values: Array, ddof: int = 1, epsilon: float = 1e-8) -> Array:
     """(x - mean) / (std + epsilon) over all samples, f32[N]; NaN is ignored and gets 0, and equal values get 0."""
     return group_advantage(values, jnp.zeros(values.shape, jnp.int32), ddof=ddof, epsilon=epsilon)
 
@@ -150,7 +142,7 @@ def _check_scale(scale: str) -> None:
 
 @part
 def on_actions(
-    advantage: Callable[[Trajectories], jax.Array],
+    advantage: Callable[[Trajectories], Array],
     needs: Iterable[str] = (),
     over: Literal["episodes", "rows"] = "episodes",
 ) -> Transform:

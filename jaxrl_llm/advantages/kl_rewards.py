@@ -1,19 +1,16 @@
 """The KL penalty as a reward of each token, and its coefficient as a controller."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import Estimator, NonNegativeNumber, Number, PositiveNumber, Source, check_number
 from jaxrl_llm.core.log_ratios import ESTIMATORS, log_ratio, needed, source
-from jaxrl_llm.core.parts import State, Trajectories, Transform, control, part, row_means, stateless
+from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, control, part, row_means, stateless
 from jaxrl_llm.utils.errors import unknown
 
 
-def _divergence(batch: Trajectories, estimator: str, of: str, to: str) -> jax.Array:
+def _divergence(batch: Trajectories, estimator: str, of: str, to: str) -> Array:
     """The estimated divergence f32[N, L] at each action, 0 elsewhere."""
     return ESTIMATORS[estimator](log_ratio(source(batch, of), source(batch, to), batch.action_mask))
 
@@ -66,7 +63,7 @@ def adaptive_kl(
     needs = _divergence_needs(estimator, of, to)
     check_number("first KL coefficient", start, least=0)
 
-    def divergence_and_step(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
+    def divergence_and_step(batch: Trajectories) -> tuple[Array, Array]:
         rows = jnp.sum(batch.lengths > 0).astype(jnp.float32)
         per_row = row_means(_divergence(batch, estimator, of, to), batch.replace(weights=None))
         return jnp.sum(per_row) / jnp.maximum(rows, 1), rows / horizon
@@ -75,7 +72,7 @@ def adaptive_kl(
 
 
 def _controller(
-    start: Number, target: Number, name: str, measured: Callable[[Trajectories], tuple[jax.Array, Number]],
+    start: Number, target: Number, name: str, measured: Callable[[Trajectories], tuple[Array, Number]],
     needs: frozenset[str],
 ) -> Transform:  # fmt: skip
     """beta <- beta (1 + step clip(KL / target - 1, -0.2, 0.2)), written as a control before its own update.
@@ -83,7 +80,7 @@ def _controller(
     measured: batch -> (KL, step).
     """
 
-    def apply(beta: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
+    def apply(beta: Array, batch: Trajectories) -> tuple[State, Trajectories]:
         divergence, step = measured(batch)
         error = jnp.clip(divergence / target - 1, -0.2, 0.2)
         return beta * (1 + error * step), batch.with_controls(**{name: beta})
@@ -106,7 +103,7 @@ def stepwise_kl(
     """
     needs = _divergence_needs("k1", of, to)
 
-    def divergence_and_step(batch: Trajectories) -> tuple[jax.Array, Number]:
+    def divergence_and_step(batch: Trajectories) -> tuple[Array, Number]:
         return jnp.sum(_divergence(batch, "k1", of, to)) / jnp.maximum(jnp.sum(batch.action_mask), 1), rate
 
     return _controller(start, target, name, divergence_and_step, needs)

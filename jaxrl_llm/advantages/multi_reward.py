@@ -1,7 +1,5 @@
 """Credit from several rewards of one completion: named components, or many pass/fail checks."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Literal

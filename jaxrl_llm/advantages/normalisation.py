@@ -1,13 +1,13 @@
 """Normalisation by mean and variance: of a masked array, or running over all batches so far (Welford)."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import PositiveNumber
+from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import State, Trajectories, Transform, part
 
 
@@ -111,3 +111,16 @@ def normalised_values(inner: Transform, ddof: int = 0) -> Transform:
         return (update_moments(running, R, mask), memory), after
 
     return Transform(lambda facts: (empty_moments(), inner.init(facts)), apply, inner.needs)
+
+
+@part
+def apart(kind: Callable[[Trajectories], jax.Array | None], credit: Transform, needs: Iterable[str] = ()) -> Transform:
+    """A transform for which rows of a group with different kind(batch) f32[N] are different groups; None: all alike."""
+
+    def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
+        own = kind(batch)
+        groups = batch.group if own is None else joint_key(batch.group, own.astype(jnp.float32))
+        state, out = credit.apply(state, batch.replace(group=groups))
+        return state, out.replace(group=batch.group)
+
+    return Transform(credit.init, apply, credit.needs | frozenset(needs))

@@ -4,8 +4,6 @@ Time steps are a row's actions. Positions outside the mask (padding, environment
 recursion passes over them unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 
@@ -17,23 +15,10 @@ from jaxrl_llm.core.annotations import FractionNumber, Number, PositiveNumber, c
 from jaxrl_llm.core.parts import Trajectories, Transform, part, row_means, stateless, stateless_part
 
 __all__ = [
-    "at_last_action",
-    "clip_advantages",
-    "discounted_returns",
-    "explained_variance",
-    "gae",
-    "generalised_advantages",
-    "head_mean",
-    "last_actions",
-    "last_actions_of_turns",
-    "length_adaptive",
-    "reward_to_go",
-    "scored_actions",
-    "sequence_values",
-    "terminal_rewards",
-    "whiten",
-    "whiten_advantages",
-]
+    "at_last_action", "clip_advantages", "discounted_returns", "explained_variance", "gae", "generalised_advantages",
+    "head_mean", "last_actions", "last_actions_of_turns", "length_adaptive", "reward_to_go", "scored_actions",
+    "sequence_values", "terminal_rewards", "whiten", "whiten_advantages",
+]  # fmt: skip
 
 PerRow = Callable[[Trajectories], jax.Array]  # batch -> f32[N] or f32[N, L]
 

@@ -4,8 +4,6 @@ Scores of single questions are often only 0 and 1, so they are summed over bundl
 all questions of a bundle form its draw j, with the score X_j (2510.00911).
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import jax
@@ -13,19 +11,17 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import Count, Number, OpenFraction
 from jaxrl_llm.core.buckets import bucket_moments, masked_quantile
-from jaxrl_llm.core.parts import State, Trajectories, Transform, part
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, part
+from jaxrl_llm.selection.rows import ranks_within, row_noise
 from jaxrl_llm.utils.errors import require_choice
 
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
-MODES = ("track", "batch", "mix")
 CREDITS = ("uniform", "std", "score", "sum_mean")
 
 
 def mixed_risk(
-    scores: jax.Array, low: Number, high: Number, alpha: Number, beta: Number, tail: Number, *, centred: bool = False
-) -> jax.Array:
+    scores: Array, low: Number, high: Number, alpha: Number, beta: Number, tail: Number, *, centred: bool = False
+) -> Array:
     """(w g_C + g_R) / (w + 1): the mixed value-at-risk, elementwise, w = `tail` the weight of the lower tail:
 
         g_R = (max(X - low, 0) - max(X - high, 0) + c) / (beta - alpha),    g_C = -max(low - X, 0) / alpha
@@ -39,8 +35,8 @@ def mixed_risk(
 
 
 def seeking_risk(
-    scores: jax.Array, low: Number, high: Number, alpha: Number, beta: Number, tail: Number, *, centred: bool = False
-) -> jax.Array:
+    scores: Array, low: Number, high: Number, alpha: Number, beta: Number, tail: Number, *, centred: bool = False
+) -> Array:
     """(w max(X - high, 0) / (1 - beta) + g_R) / (w + 1): `mixed_risk` with the weight on the upper tail instead."""
     middle = jnp.maximum(scores - low, 0.0) - jnp.maximum(scores - high, 0.0) + (low - high if centred else 0.0)
     upper = jnp.maximum(scores - high, 0.0) / (1 - beta + 1e-6)
@@ -50,7 +46,7 @@ def seeking_risk(
 RISKS = {"mixed": mixed_risk, "seeking": seeking_risk}
 
 
-def track_quantiles(quantiles: jax.Array, scores: jax.Array, mask: jax.Array, rate: Number) -> jax.Array:
+def track_quantiles(quantiles: Array, scores: Array, mask: Array, rate: Number) -> Array:
     """q_l + rate (l - share of scores < q_l), f32[19], for the LEVELS l: a stochastic step towards their quantiles."""
     below = jnp.sum((scores[..., None] < quantiles) & mask[..., None], axis=tuple(range(scores.ndim)))
     share = below / jnp.maximum(jnp.sum(mask), 1)
@@ -60,19 +56,15 @@ def track_quantiles(quantiles: jax.Array, scores: jax.Array, mask: jax.Array, ra
 class Draws(NamedTuple):
     """Draws of bundles of questions, padded to N questions, N bundles and N draws."""
 
-    rows: jax.Array  # int32[N, N] [question, draw] -> row of the question's response in the draw
-    question: jax.Array  # bool[N] whether the question exists
-    bundle: jax.Array  # int32[N] the bundle of each question
-    scores: jax.Array  # f32[N, N] [bundle, draw] -> X
-    mask: jax.Array  # bool[N, N] [bundle, draw] whether the draw exists
+    rows: Array  # int32[N, N] [question, draw] -> row of the question's response in the draw
+    question: Array  # bool[N] whether the question exists
+    bundle: Array  # int32[N] the bundle of each question
+    scores: Array  # f32[N, N] [bundle, draw] -> X
+    mask: Array  # bool[N, N] [bundle, draw] whether the draw exists
 
 
 def form_draws(
-    reward: jax.Array,
-    group: jax.Array,
-    bundle: jax.Array,
-    order: jax.Array,
-    ragged: Literal["repeat", "smallest"] = "repeat",
+    reward: Array, group: Array, bundle: Array, order: Array, ragged: Literal["repeat", "smallest"] = "repeat"
 ) -> Draws:
     """Draws of the scored rows: draw j has the j-th response of each group of a bundle, sorted by `order` f32[N].
 
@@ -102,7 +94,7 @@ def form_draws(
     return Draws(rows, question, of, jnp.where(mask, scores, 0.0), mask)
 
 
-def spread(scores: jax.Array, mask: jax.Array) -> jax.Array:
+def spread(scores: Array, mask: Array) -> Array:
     """Sample standard deviation of the masked values along the last axis (kept with size 1); 1 where it is 0."""
     count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
     mean = jnp.sum(jnp.where(mask, scores, 0.0), axis=-1, keepdims=True) / count
@@ -111,12 +103,8 @@ def spread(scores: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def share_of_draws(
-    of_draw: jax.Array,
-    reward: jax.Array,
-    group: jax.Array,
-    draws: Draws,
-    credit: Literal["uniform", "std", "score", "sum_mean"],
-) -> jax.Array:
+    of_draw: Array, reward: Array, group: Array, draws: Draws, credit: Literal["uniform", "std", "score", "sum_mean"]
+) -> Array:
     """Each row's advantage f32[N]: the mean of the draws' advantages of_draw f32[N, N] over its draws; 0 without any.
 
     credit "uniform": the mean itself; "std": divided by the standard deviation of the question's rewards (by 1 if that
@@ -145,11 +133,11 @@ def share_of_draws(
     return advantage * jnp.where(reward > 0, 0.5, 1.5) if credit == "score" else advantage
 
 
-def bundles_of(batch: Trajectories, size: int) -> jax.Array:
+def bundles_of(batch: Trajectories, size: int) -> Array:
     """int32[N] in 0..N-1: from info["bundle"] int32[N] if given, else `size` consecutive groups by prompt_id."""
     N = batch.group.shape[0]
 
-    def ranked(keys: jax.Array) -> jax.Array:
+    def ranked(keys: Array) -> Array:
         return jnp.unique(keys, return_inverse=True, size=N)[1]
 
     given = (batch.info or {}).get("bundle")
@@ -180,7 +168,7 @@ def bundled_risk(
     """
     levels = jnp.asarray(LEVELS)
 
-    def apply(state: tuple[jax.Array, jax.Array], batch: Trajectories) -> tuple[State, Trajectories]:
+    def apply(state: tuple[Array, Array], batch: Trajectories) -> tuple[State, Trajectories]:
         step, q = state
         r = batch.scores
         draws = form_draws(r, batch.group, bundles_of(batch, bundle_size), row_noise(batch, step), ragged)

@@ -3,9 +3,7 @@
 Steps may be arrays and count from 0. `total` is the number of steps of the run.
 """
 
-from __future__ import annotations
-
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.annotations import Number, check_number
 from jaxrl_llm.utils.errors import require_choice
 
-SHAPES = ("linear", "power", "sigmoid")
+Shape = Literal["linear", "power", "sigmoid"]
 
 
 def progress(step: Number, total: Number, start: Number = 0.0, end: Number = 1.0) -> jax.Array:
@@ -23,11 +21,7 @@ def progress(step: Number, total: Number, start: Number = 0.0, end: Number = 1.0
 
 
 def fade(
-    done: Number,
-    magnitude: Number = 1.0,
-    shape: Literal["linear", "power", "sigmoid"] = "linear",
-    power: Number = 2.0,
-    slope: Number = 8.0,
+    done: Number, magnitude: Number = 1.0, shape: Shape = "linear", power: Number = 2.0, slope: Number = 8.0
 ) -> jax.Array:
     """Decay from `magnitude` at progress p = `done` = 0 to 0 at p = 1 (RLVR-Schedule, 2605.25381).
 
@@ -37,7 +31,7 @@ def fade(
     >>> print(fade(jnp.array([0.0, 0.25, 1.0]), 1.0, "power"))
     [1.     0.5625 0.    ]
     """
-    require_choice("shape", shape, SHAPES)
+    require_choice("shape", shape, get_args(Shape))
     check_number("magnitude", magnitude, least=0)
     left = magnitude * (1.0 - jnp.asarray(done))
     if shape == "linear":

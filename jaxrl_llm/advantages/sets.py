@@ -5,31 +5,30 @@ E_i = E[f(S) | i in S], whose mean over the group is E[f(S)]. Everything is in c
 Groups of at most k samples use sets of n - 1, because all members of the full set would have the same value.
 """
 
-from __future__ import annotations
-
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.annotations import Number, check_number
 from jaxrl_llm.core.buckets import bucket_best, bucket_sums
+from jaxrl_llm.core.parts import Array
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice
 
 SET_SCALES = ("std", "none", "unbiased")
-DIVERSITIES = ("share", "share_or_zero", "zero_based")
+Diversity = Literal["share", "share_or_zero", "zero_based"]
 
 
-def sets_within(part: jax.Array, whole: jax.Array | float, size: jax.Array, largest: int) -> jax.Array:
+def sets_within(part: Array, whole: Number, size: Array, largest: int) -> Array:
     """C(part, size) / C(whole, size): the share of sets that lie within a subset, elementwise; 1 for size 0.
 
     Computed as a product of `size` factors (part - u) / (whole - u), which does not overflow for large binomials.
     largest: an upper bound of size.
     """
 
-    def factor(u: jax.Array, product: jax.Array) -> jax.Array:
+    def factor(u: Array, product: Array) -> Array:
         u = jnp.asarray(u, jnp.float32)
         return product * jnp.where(u < size, jnp.maximum(part - u, 0.0) / jnp.maximum(whole - u, 1.0), 1.0)
 
@@ -37,13 +36,13 @@ def sets_within(part: jax.Array, whole: jax.Array | float, size: jax.Array, larg
     return jax.lax.fori_loop(0, largest, factor, jnp.ones(shape, jnp.float32))
 
 
-def set_sizes(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def set_sizes(values: Array, keys: Array, k: int) -> tuple[Array, Array]:
     """Number n of scored samples in each sample's group, and its set size max(min(k, n - 1), 1); f32[N] each."""
     (n,) = bucket_sums(keys, (~jnp.isnan(values)).astype(jnp.float32))
     return n, jnp.maximum(jnp.minimum(jnp.asarray(k, jnp.float32), n - 1), 1.0)
 
 
-def best_of_sets(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def best_of_sets(values: Array, keys: Array, k: int) -> tuple[Array, Array]:
     """f(S) = max_S r: E_i, and the standard deviation of f over all sets of the group, f32[N] each.
 
     values f32[N], NaN where not scored (result 0); keys int32[N]. With r sorted, r_(1) the smallest, r_(m) with
@@ -64,12 +63,8 @@ def best_of_sets(values: jax.Array, keys: jax.Array, k: int) -> tuple[jax.Array,
 
 
 def best_of_sets_advantage(
-    values: jax.Array,
-    keys: jax.Array,
-    k: int = 4,
-    scale: Literal["std", "none", "unbiased"] = "std",
-    epsilon: float = 1e-6,
-) -> jax.Array:
+    values: Array, keys: Array, k: int = 4, scale: Literal["std", "none", "unbiased"] = "std", epsilon: float = 1e-6
+) -> Array:
     """Advantage f32[N] for E[max of k]; with rewards 0 and 1, pass@k. E is the mean of E_i over the group.
 
     scale "std": (E_i - E) / (std + epsilon), std of f over the sets; k = 1 is GRPO with the population standard
@@ -88,13 +83,7 @@ def best_of_sets_advantage(
     return difference
 
 
-def diverse_sets(
-    values: jax.Array,
-    answers: jax.Array,
-    keys: jax.Array,
-    k: int,
-    diversity: Literal["share", "share_or_zero", "zero_based"] = "share",
-) -> jax.Array:
+def diverse_sets(values: Array, answers: Array, keys: Array, k: int, diversity: Diversity = "share") -> Array:
     """f(S) = mean_S r * d(S): E_i, f32[N] (2509.25424); 0 where not scored.
 
     d depends on D, the number of distinct `answers` int32[N] in the set: "share" D / k; "share_or_zero" the same, but 0
@@ -102,13 +91,13 @@ def diverse_sets(
     An answer that m of the n samples gave is in a random set with probability 1 - C(n-m, k) / C(n, k). Conditioned on
     the set containing i, or i and another sample, the same holds for its other k - 1, or k - 2, members.
     """
-    require_choice("diversity", diversity, DIVERSITIES)
+    require_choice("diversity", diversity, get_args(Diversity))
     known = ~jnp.isnan(values)
     n, size = set_sizes(values, keys, k)
     same_group = (keys[:, None] == keys[None]) & known[None] & known[:, None]
     same_answer = same_group & (answers[:, None] == answers[None])
 
-    def summed(over: jax.Array, x: jax.Array) -> jax.Array:
+    def summed(over: Array, x: Array) -> Array:
         return jnp.sum(jnp.where(over, x[None], 0.0), axis=1)
 
     R = jnp.where(known, values, 0.0)
@@ -129,12 +118,8 @@ def diverse_sets(
 
 
 def diverse_sets_advantage(
-    values: jax.Array,
-    answers: jax.Array,
-    keys: jax.Array,
-    k: int = 4,
-    diversity: Literal["share", "share_or_zero", "zero_based"] = "share",
-) -> jax.Array:
+    values: Array, answers: Array, keys: Array, k: int = 4, diversity: Diversity = "share"
+) -> Array:
     """E_i - E of `diverse_sets`, f32[N]: 0 in a group of one, and where all sets have the same reward."""
     check_number("k", k, least=1, whole=True)
     member = diverse_sets(values, answers, keys, k, diversity)

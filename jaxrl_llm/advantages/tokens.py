@@ -5,19 +5,16 @@ the actions sampled in this step, which are the last ones of their row, and "unf
 the next step. Without these entries every row is finished and its window is all of its actions.
 """
 
-from __future__ import annotations
-
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import gae, reward_to_go, scored_actions, terminal_rewards
 from jaxrl_llm.core.annotations import Number
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.parts import Trajectories, stateless_part
+from jaxrl_llm.core.parts import Array, Trajectories, stateless_part
 
 
-def logit_energy(probability: jax.Array, squared_probability: jax.Array) -> jax.Array:
+def logit_energy(probability: Array, squared_probability: Array) -> Array:
     """|onehot(a) - pi|^2 = 1 - 2 pi(a) + sum_v pi(v)^2: the squared norm of grad log pi(a) with respect to the logits.
 
     Elementwise; clamped at 0, because rounding can make it negative where pi(a) is 1.
@@ -25,7 +22,7 @@ def logit_energy(probability: jax.Array, squared_probability: jax.Array) -> jax.
     return jnp.maximum(1 - 2 * probability + squared_probability, 0.0)
 
 
-def scatter_by_action(values: jax.Array, action_index: jax.Array) -> jax.Array:
+def scatter_by_action(values: Array, action_index: Array) -> Array:
     """f32[N, L]: the value of a row's t-th action in column t, 0 in the rest; action_index is -1 off the actions."""
     rows = jnp.arange(values.shape[0])[:, None]
     column = jnp.where(action_index < 0, values.shape[1], action_index)
@@ -33,14 +30,8 @@ def scatter_by_action(values: jax.Array, action_index: jax.Array) -> jax.Array:
 
 
 def token_baseline(
-    returns: jax.Array,
-    energy: jax.Array,
-    action_index: jax.Array,
-    keys: jax.Array,
-    *,
-    zero_tail: bool = True,
-    epsilon: float = 1e-8,
-) -> jax.Array:
+    returns: Array, energy: Array, action_index: Array, keys: Array, *, zero_tail: bool = True, epsilon: float = 1e-8
+) -> Array:
     """B[g, t] = sum_i G[i, t] W[i, t] / (sum_i W[i, t] + epsilon), f32[N, L], W the energy summed over the actions up
     to t: the minimum-variance baseline for the t-th actions of a bucket, over the rows that have one.
 
@@ -76,26 +67,21 @@ def energy_weighted_baseline(
     return batch.replace(advantages=jnp.where(mask, G - B, 0.0), returns=G)
 
 
-def newest_window(batch: Trajectories) -> jax.Array:
+def newest_window(batch: Trajectories) -> Array:
     """bool[N, L]: the actions sampled in this step."""
     window = (batch.info or {}).get("window")
     return batch.action_mask if window is None else batch.action_mask & window
 
 
-def unfinished_rows(batch: Trajectories) -> jax.Array:
+def unfinished_rows(batch: Trajectories) -> Array:
     """bool[N]: rows that continue in the next step."""
     unfinished = (batch.info or {}).get("unfinished")
     return jnp.zeros(batch.tokens.shape[0], bool) if unfinished is None else unfinished
 
 
 def extended_gae(
-    token_rewards: jax.Array,
-    values: jax.Array,
-    window: jax.Array,
-    unfinished: jax.Array,
-    gamma: Number = 1.0,
-    lam: Number = 0.95,
-) -> jax.Array:
+    token_rewards: Array, values: Array, window: Array, unfinished: Array, gamma: Number = 1.0, lam: Number = 0.95
+) -> Array:
     """Advantages f32[N, L] of the newest window of each row (T-PPO, 2506.15050), 0 elsewhere:
 
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = sum over j >= t of (gamma lam)^(j-t) delta_j

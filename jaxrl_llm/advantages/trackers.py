@@ -1,43 +1,35 @@
 """Tracked baselines: a running estimate of each prompt's expected reward."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import standardised
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegativeInt, Positive, check_number
+from jaxrl_llm.core.annotations import Fraction, NonNegativeInt, Number, Positive, check_number
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.parts import State, Trajectories, Transform, part
+from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, part
 
 
 class Tracker(NamedTuple):
     """A Beta distribution for each of P prompts, as mean and number of observations: alpha = value * memory."""
 
-    value: jax.Array  # f32[P]
-    memory: jax.Array  # f32[P] effective number of observations, alpha + beta
-    seen: jax.Array  # bool[P]
+    value: Array  # f32[P]
+    memory: Array  # f32[P] effective number of observations, alpha + beta
+    seen: Array  # bool[P]
 
 
-def start_tracker(prompts: int, value: jax.Array | float = 0.5, memory: jax.Array | float = 1.0) -> Tracker:
+def start_tracker(prompts: int, value: Number = 0.5, memory: Number = 1.0) -> Tracker:
     """The tracker of unseen prompts: a prior (by default mean 0.5 with the weight of one observation)."""
     v, m = (jnp.broadcast_to(jnp.asarray(x, jnp.float32), (prompts,)) for x in (value, memory))
     return Tracker(v, m, jnp.zeros(prompts, bool))
 
 
-def retention(
-    divergence: jax.Array,
-    half_life: jax.Array | float = 0.06,
-    least: jax.Array | float = 0.875,
-    most: jax.Array | float = 0.96,
-) -> jax.Array:
+def retention(divergence: Array, half_life: Number = 0.06, least: Number = 0.875, most: Number = 0.96) -> Array:
     """clip(2^(-D / half_life), least, most): the share of its memory that a tracker keeps if the policy moved by D."""
     return jnp.clip(jnp.exp2(-divergence / half_life), least, most)
 
 
-def track(tracker: Tracker, index: jax.Array, reward: jax.Array, kept: jax.Array) -> Tracker:
+def track(tracker: Tracker, index: Array, reward: Array, kept: Array) -> Tracker:
     """alpha <- kept alpha + sum r, beta <- kept beta + sum (1 - r), over the rewards f32[N] of the entries `index`
     int32[N]; NaN is ignored. In terms of the mean, v <- v + sum (r - v) / (kept (alpha + beta) + n), which is valid for
     rewards of any range. kept f32[N]: the share of the memory to keep (the mean where the rows of a prompt differ).
@@ -55,7 +47,7 @@ def track(tracker: Tracker, index: jax.Array, reward: jax.Array, kept: jax.Array
     )
 
 
-def uncertainty(value: jax.Array, least: jax.Array | float = 0.05) -> jax.Array:
+def uncertainty(value: Array, least: Number = 0.05) -> Array:
     """sqrt(v (1 - v)) + least: the sampling weight of a prompt by the uncertainty of its outcome."""
     return jnp.sqrt(jnp.clip(value * (1 - value), 0.0)) + least
 
@@ -106,12 +98,12 @@ def tracked_baseline(
     return Transform(lambda facts: start_tracker(prompts or facts.prompts or DEFAULT_PROMPTS), apply, frozenset(needs))
 
 
-def offline_value(mean: jax.Array, samples: jax.Array | int) -> jax.Array:
+def offline_value(mean: Array, samples: Array | int) -> Array:
     """(n mean + 1/2) / (n + 1): the start value of a tracker from the mean reward of n samples, kept off 0 and 1."""
     return (samples * mean + 0.5) / (samples + 1)
 
 
-def _started(tracker: Tracker, index: jax.Array, mean: jax.Array, samples: int, least: float) -> Tracker:
+def _started(tracker: Tracker, index: Array, mean: Array, samples: int, least: float) -> Tracker:
     """The tracker with the entries of unseen prompts started from their mean reward f32[N]; NaN starts nothing."""
     at = jnp.where(jnp.isnan(mean) | tracker.seen[index], tracker.value.shape[0], index)
     return tracker._replace(

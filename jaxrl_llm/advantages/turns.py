@@ -6,8 +6,6 @@ the batch's `turn_rewards`; the row's score comes with its last turn. NaN marks 
 and count in no baseline. So does a turn whose own reward is NaN, in returns of earlier turns as 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -16,10 +14,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.core.arguments.ranges import Count, Fraction
+from jaxrl_llm.core.annotations import Count, Fraction
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, part, stateless
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 OfTurns = Callable[[Trajectories], Array]
 """A function of the batch that gives a number for each turn, [N, K]."""
@@ -218,16 +216,14 @@ def turn_advantages(*terms: OfTurns, weights: tuple[float, ...] = (), needs: Ite
     return stateless(apply, TURNS | frozenset(needs))
 
 
-FIELDS = ("state_key", "turn_rewards")
-
-
 @part
-def where_given(field: str, term: OfTurns, otherwise: OfTurns | None = None) -> OfTurns:
+def where_given(
+    field: Literal["state_key", "turn_rewards"], term: OfTurns, otherwise: OfTurns | None = None
+) -> OfTurns:
     """A term of turns that reads a field of the batch; without that field `otherwise`, by default 0.
 
     For methods that need the field: a run without it is refused unless it goes without by name.
     """
-    require_choice("field", field, FIELDS)
 
     def advantage(batch: Trajectories) -> Array:
         if getattr(batch, field) is not None:

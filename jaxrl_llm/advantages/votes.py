@@ -1,17 +1,14 @@
 """Rewards without labels: majority voting among the samples of a prompt."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.ranges import AtLeastOne
+from jaxrl_llm.core.annotations import AtLeastOne
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.parts import Trajectories, Transform, counted, part
-from jaxrl_llm.selection.noise import mix, row_noise
-from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.core.parts import Trajectories, counted_part
+from jaxrl_llm.selection.rows import mix, ranks_within, row_noise
 
 
 def answer_keys(batch: Trajectories) -> jax.Array:
@@ -58,8 +55,10 @@ def majority(keys: jax.Array, group: jax.Array, priority: jax.Array) -> tuple[ja
     return agree, votes / size
 
 
-@part
-def vote(keep: AtLeastOne | None = None, ties: Literal["content", "first"] = "content") -> Transform:
+@counted_part({"answer_key"})
+def vote(
+    step: jax.Array, batch: Trajectories, keep: AtLeastOne | None = None, ties: Literal["content", "first"] = "content"
+) -> Trajectories:
     """Replace the reward by agreement with the group's majority answer (TTRL, 2504.16084).
 
     keep: number of samples per group to train on, drawn at random after the vote; the others become unscored and get
@@ -67,23 +66,19 @@ def vote(keep: AtLeastOne | None = None, ties: Literal["content", "first"] = "co
     independent of the order of rows. If the batch has rewards, rows without one do not vote. Writes info["majority"]
     f32[N], the share of the majority answer.
     """
-
-    def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
-        keys = answer_keys(batch)
-        voters = jnp.any(batch.action_mask, axis=1) if batch.reward is None else ~jnp.isnan(batch.scores)
-        N = keys.shape[0]
-        by_content = (mix(keys.astype(jnp.uint32)) >> 8).astype(jnp.float32)
-        priority = by_content if ties == "content" else -jnp.arange(N, dtype=jnp.float32)
-        # Rows that do not vote get groups of their own, so that no denominator counts them.
-        _, group = jnp.unique(batch.group, return_inverse=True, size=N)
-        group = jnp.where(voters, group, N + jnp.arange(N))
-        reward, share = majority(jnp.where(voters, keys, -1), group, priority)
-        reward = jnp.where(voters, reward, jnp.nan)
-        if keep is not None:
-            noise = row_noise(batch, step)
-            kept = ranks_within(group, noise, noise, voters) < keep
-            reward = jnp.where(kept, reward, jnp.nan)
-            batch = batch.replace(weights=batch.loss_weights * kept[:, None])
-        return batch.replace(reward=reward).with_info(majority=share)
-
-    return counted(apply, {"answer_key"})
+    keys = answer_keys(batch)
+    voters = jnp.any(batch.action_mask, axis=1) if batch.reward is None else ~jnp.isnan(batch.scores)
+    N = keys.shape[0]
+    by_content = (mix(keys.astype(jnp.uint32)) >> 8).astype(jnp.float32)
+    priority = by_content if ties == "content" else -jnp.arange(N, dtype=jnp.float32)
+    # Rows that do not vote get groups of their own, so that no denominator counts them.
+    _, group = jnp.unique(batch.group, return_inverse=True, size=N)
+    group = jnp.where(voters, group, N + jnp.arange(N))
+    reward, share = majority(jnp.where(voters, keys, -1), group, priority)
+    reward = jnp.where(voters, reward, jnp.nan)
+    if keep is not None:
+        noise = row_noise(batch, step)
+        kept = ranks_within(group, noise, noise, voters) < keep
+        reward = jnp.where(kept, reward, jnp.nan)
+        batch = batch.replace(weights=batch.loss_weights * kept[:, None])
+    return batch.replace(reward=reward).with_info(majority=share)

@@ -4,8 +4,6 @@
 a function with the name of its file, decorated with `@method`; it is imported when it is asked for.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, MutableMapping

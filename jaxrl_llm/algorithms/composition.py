@@ -1,7 +1,5 @@
 """The source of a method as a standalone file: imports, helpers of its module, and the function without its facts."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import inspect
@@ -67,7 +65,7 @@ def _module(name: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, tuple[
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 imported[alias.asname or alias.name.partition(".")[0]] = ("", _renamed(alias))
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             bound[node.name] = node
         elif isinstance(node, ast.Assign):
             for target in node.targets:

@@ -3,8 +3,6 @@ r"""The equations of transforms in LaTeX, in the order of a chain; see `part_equ
 A transform without an equation appears by its name, as an operator on the batch B.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +25,6 @@ def credit(transform: Any) -> list[Line]:
 
 
 def _steps(transform: Any) -> list[Any]:
-    """The transforms of a chain, inner chains unfolded."""
     name, of = named(transform)
     return [step for one in of.get("transforms", ()) for step in _steps(one)] if name == "chain" else [transform]
 
@@ -91,7 +88,6 @@ def _generalised(of: dict[str, Any]) -> list[Line]:
 
 
 def _is_one(value: Any) -> bool:
-    """Whether a factor need not be written."""
     return number(value) == "1"
 
 
@@ -122,11 +118,9 @@ def _correction(of: dict[str, Any]) -> list[Line]:
     old = rf"\frac{{{POLICIES['old']}(o_{{i,t}})}}{{{POLICIES['behaviour']}(o_{{i,t}})}}"
     if of["normalise"] != "none" or of["leave_count"]:
         return [(A, BECOMES, operator("importance_correction", A, old))]
-    x = {
-        "token": old,
-        "sequence": rf"\prod_t {old}",
-        "geometric": rf"\left(\prod_t {old}\right)^{{1/|o_i|}}",
-    }[of["level"]]
+    x = {"token": old, "sequence": rf"\prod_t {old}", "geometric": rf"\left(\prod_t {old}\right)^{{1/|o_i|}}"}[
+        of["level"]
+    ]
     inside = rf"\mathbb{{1}}\left[{number(of['low'])} \le x_{{i,t}} \le {number(of['high'])}\right]"
     w = {"truncate": rf"\min(x_{{i,t}},\, {number(of['high'])})", "mask": rf"x_{{i,t}}\, {inside}", "reject": inside}
     return [(A, BECOMES, rf"{w[of['mode']]}\, {A}, \quad x_{{i,t}} = {x}")]

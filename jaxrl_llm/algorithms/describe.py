@@ -1,7 +1,5 @@
 """Descriptions of the catalogue's methods: paper, needs, hyper-parameters with origins, composition, test."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable
@@ -150,7 +148,8 @@ def _searched(name: str) -> str:
 
 def page(name: str) -> str:
     """The page of a method: equations, missing parts, hyper-parameters, needs, outputs, composition and test."""
-    build, facts = constructor(name), method_card(name).facts
+    build, card = constructor(name), method_card(name)
+    facts, needs = card.facts, "\n".join(f"  {need}: {need_of(need).text}" for need in card.needs)
     title, _, text = (inspect.getdoc(build) or "").partition("\n\n")
     paragraphs = [f"{name}\n\n{title} {facts.paper}, {facts.year}.\n\n{text}"]
     if lacks := missing(name):
@@ -160,17 +159,13 @@ def page(name: str) -> str:
     if facts.beside:
         paragraphs.append(beside_of(facts))
     paragraphs += [
-        "Hyper-parameters (--algorithm.NAME VALUE; the run fills in its own where they are None):\n" + _table(name),
-        "Needs beyond a sampled and scored batch:\n" + _needs(name),
+        "Hyper-parameters (--algorithm.NAME VALUE; the run fills in its own where they are None):\n" + table_of(build),
+        "Needs beyond a sampled and scored batch:\n" + (needs or "  nothing"),
         "Outputs:\n" + _outputs(name),
         "Composition:\n\n" + composition(build).rstrip(),
+        f"Tested by: tests/algorithms/{facts.test}",
     ]
-    paragraphs.append(f"Tested by: tests/algorithms/{facts.test}")
     return "\n\n".join(paragraphs)
-
-
-def _table(name: str) -> str:
-    return table_of(constructor(name))
 
 
 def table_of(build: Callable[..., Any]) -> str:
@@ -199,12 +194,7 @@ def _lacks(parts: Parts) -> str:
     return "\n".join(f"  {part}: {what} (wanted: {by})" for part, (what, by) in parts.items())
 
 
-def _needs(name: str) -> str:
-    return "\n".join(f"  {need}: {need_of(need).text}" for need in method_card(name).needs) or "  nothing"
-
-
 def _outputs(name: str) -> str:
-    """The method's outputs: advantages and loss, and the rollout rules that it sets."""
     method = get(name)
     lines = ["  batch.advantages f32[N, L], and the loss"]
     if method.resampling is not None:

@@ -1,7 +1,5 @@
 r"""The equations of an algorithm in LaTeX, composed of those of its parts; see `part_equations` for the notation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Algorithms outside of the catalogue: values, functions of hyper-parameters that make one, and either in a file."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 python -m jaxrl_llm.algorithms.index      # writes it anew, after a method was added or changed
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from typing import Any
@@ -39,7 +37,6 @@ def index() -> str:
 
 
 def _text(entry: dict[str, Any]) -> str:
-    """An entry with a line for each hyper-parameter."""
     listed = entry.pop("hyperparameters")
     rest = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items())
     lines = ",\n".join(f"  {json.dumps(one, ensure_ascii=False)}" for one in listed)

@@ -1,7 +1,5 @@
 """What the file of a method is written with: its facts (`@method`), sets of defaults, and settings of a run."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re
@@ -120,8 +118,7 @@ def presets(**sets: Mapping[str, Any]) -> Callable[[Build], Build]:
                 raise InputError(
                     f"{build.__name__}: preset is {shown(preset)}, but must be one of {', '.join(sets)}, or left out"
                 )
-            positional = dict(zip(signature.parameters, args, strict=False))
-            return build(**{**sets[preset], **positional, **given})
+            return build(**{**sets[preset], **dict(zip(signature.parameters, args, strict=False)), **given})
 
         kind = Literal[tuple(sets)] | None  # type: ignore[valid-type]
         parameter = inspect.Parameter("preset", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
@@ -173,6 +170,12 @@ def run_settings_of(build: Callable[..., Any]) -> tuple[RunSetting, ...]:
     return tuple(getattr(build, "run_settings", ()))
 
 
+def exactly(name: str, value: Any, why: str) -> RunSetting:
+    """One value of a setting, or what a function of the hyper-parameters gives."""
+    take = value if callable(value) else lambda given: value
+    return RunSetting(name, take, lambda config, given: getattr(config, name) == take(given), why)
+
+
 def several_steps(why: str, epochs: int = 2) -> RunSetting:
     """More than one gradient step on a batch, by epochs or minibatches."""
     return RunSetting("epochs", lambda given: epochs, lambda config, given: config.epochs * config.minibatches > 1, why)
@@ -203,7 +206,7 @@ def given_responses(group_size: int | None) -> tuple[RunSetting, ...]:
     room = RunSetting(
         "max_new_tokens", lambda given: longest, lambda config, given: config.max_new_tokens != 128, "whole responses"
     )
-    return room, *(_exactly(name, x, why) for name, (x, why) in taken.items())
+    return room, *(exactly(name, x, why) for name, (x, why) in taken.items())
 
 
 def judge_among_rewards() -> tuple[RunSetting, ...]:
@@ -219,10 +222,6 @@ def judge_among_rewards() -> tuple[RunSetting, ...]:
         RunSetting("rewards", lambda given: ("judge",), fits, "the verdicts of its judge"),
         RunSetting("eval_size", lambda given: 0, evaluates, "a reward beside the judge for held-out prompts"),
     )
-
-
-def _exactly(name: str, value: Any, why: str) -> RunSetting:
-    return RunSetting(name, lambda given: value, lambda config, given: getattr(config, name) == value, why)
 
 
 def _name(spec: str) -> str:

@@ -5,8 +5,6 @@ stop-gradient. The tables are by the name of a factory: what its part says, give
 needs an entry only if its name does not say enough.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

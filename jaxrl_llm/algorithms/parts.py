@@ -4,8 +4,6 @@
 commas, excludes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 

@@ -7,8 +7,6 @@ that which operation a question needs, and that of sums, is learned from the rew
 question. The method is DAPO without its second round of sampling, with the entropy bonus of `jaxrl demo`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -17,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from jaxrl_llm.cli.demo import KINDS, completions, dapo_with_entropy_bonus, show
+from jaxrl_llm.cli.demo import dapo_with_entropy_bonus, show
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.tools.calculator import calculator
@@ -108,15 +106,6 @@ def agent_demo_config(model: str, seed: int, output: str, steps: int) -> TrainCo
     )
 
 
-def examples(folder: Path, count: int = 3) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """(kind, before, after) for some held-out questions, the first of each kind of change."""
-    pairs = list(zip(completions(folder, "eval_before"), completions(folder, "eval_after"), strict=True))
-    found = []
-    for name, kind in KINDS.items():
-        found += [(name, *pair) for pair in pairs if (pair[0]["reward"], pair[1]["reward"]) == kind][:1]
-    return found[:count]
-
-
 def run(model: str, seed: int, output: str, steps: int) -> dict[str, Any]:
     """Train, then print the two accuracies and some episodes before and after. Returns the run's summary."""
     begun, cpu = time.monotonic(), time.process_time()
@@ -126,9 +115,6 @@ def run(model: str, seed: int, output: str, steps: int) -> dict[str, Any]:
     file.write_text("".join(json.dumps(row) + "\n" for row in questions(seed)))
     summary = train(config, algorithm=dapo_with_entropy_bonus)
     minutes, used = (time.monotonic() - begun) / 60, (time.process_time() - cpu) / 60
-    found = [
-        (str(before["prompt"]).rpartition("user: ")[2], kind, before, after)
-        for kind, before, after in examples(Path(output))
-    ]
-    show(summary, Path(output), found, f"{minutes:.1f} minutes ({used:.1f} of processor time)")
+    took = f"{minutes:.1f} minutes ({used:.1f} of processor time)"
+    show(summary, Path(output), lambda prompt: str(prompt).rpartition("user: ")[2], took)
     return summary

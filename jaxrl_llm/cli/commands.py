@@ -3,12 +3,9 @@
 Those that sample from a model are in `eval_and_sample`, those about this installation in `info`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import os
-import sys
 import typing
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -20,19 +17,18 @@ from jaxrl_llm.cli.host_options import host_options
 from jaxrl_llm.cli.info import agent_demo_command, demo_command, env_command
 from jaxrl_llm.cli.lab import lab_command
 from jaxrl_llm.cli.option_groups import setting_docs
-from jaxrl_llm.cli.options import before, described, flag, only, parse, parse_config, positional, short_help, take
+from jaxrl_llm.cli.options import before, flag, only, options_class, parse, parse_config, positional, short_help, take
 from jaxrl_llm.cli.peer_options import method_name, translated
 from jaxrl_llm.cli.plan import plan_command
 from jaxrl_llm.cli.reward_eval import reward_eval_command
-from jaxrl_llm.cli.sampler import sampler_command
-from jaxrl_llm.cli.serve import serve_command
+from jaxrl_llm.cli.serve import sampler_command, serve_command
 from jaxrl_llm.cli.texts import texts_command
 from jaxrl_llm.core.arguments.signatures import TEXT_METHODS, has_settings, hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import located
 from jaxrl_llm.training.folder.resume_checks import ACCEPT, MAY_DIFFER
 from jaxrl_llm.utils.errors import InputError, gather
-from jaxrl_llm.utils.process import PREEMPTED, FailsafeStream, interruptible, preemptible, say, stop_if
+from jaxrl_llm.utils.process import PREEMPTED, complain, interruptible, preemptible, say, stop_if
 from jaxrl_llm.utils.starting import starting
 
 STRICT = "--fail-without-signal"
@@ -79,7 +75,7 @@ def own_names(arguments: list[str]) -> list[str]:
     """The arguments with the names that options have here; what other libraries call them is said on stderr."""
     found, notes = translated(arguments)
     if notes:
-        print(f"here {', '.join(notes)}", file=FailsafeStream(sys.stderr), flush=True)
+        complain(f"here {', '.join(notes)}")
     return found
 
 
@@ -96,8 +92,8 @@ def changed(config: TrainConfig, arguments: list[str]) -> TrainConfig:
     if not arguments:
         return config
     hints, docs = typing.get_type_hints(TrainConfig), setting_docs(TrainConfig)
-    fields = [(x, described(hints[x], docs[x]), dataclasses.field(default=getattr(config, x))) for x in may]
-    args = parse(dataclasses.make_dataclass("resume", fields, frozen=True), arguments, "jaxrl train --resume RUN", None)
+    kind = options_class("resume", [(name, hints[name], docs[name], getattr(config, name)) for name in may])
+    args = parse(kind, arguments, "jaxrl train --resume RUN", None)
     return dataclasses.replace(config, **{name: getattr(args, name) for name in may})
 
 
@@ -148,7 +144,7 @@ def algorithms_command(arguments: list[str]) -> int:
     if name is not None and name not in TEXT_METHODS:
         hyperparameters(name)  # an unknown name is told before JAX is imported, which takes a second
     from jaxrl_llm.algorithms.describe import listing, page
-    from jaxrl_llm.texts import describe as of_texts
+    from jaxrl_llm.texts import method as of_texts
 
     if name is None:
         print(listing(words or "", of_texts.lines(words or "")))

@@ -1,7 +1,5 @@
 """Configuration files: settings read from YAML or TOML, checked, and turned into arguments."""
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from collections.abc import Collection

@@ -8,12 +8,10 @@ completions are all right or all wrong teach nothing and are replaced by groups 
 the sampled answers varied.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,15 +92,12 @@ def easy_first(rows: list[dict[str, Any]], draws: int, seed: int) -> Curriculum:
     return Curriculum(lambda: 0, select, lambda at, step: at)
 
 
-def completions(folder: Path, phase: str) -> list[dict[str, Any]]:
-    """The completions that the run wrote down in a phase, ordered by prompt."""
-    lines = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
-    return sorted((x for x in lines if x["phase"] == phase), key=lambda x: x["prompt_id"])
-
-
 def examples(folder: Path, count: int = 3) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """(kind, before, after) for some held-out questions: the first of each kind, then others."""
-    pairs = list(zip(completions(folder, "eval_before"), completions(folder, "eval_after"), strict=True))
+    lines = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+    lines.sort(key=lambda line: line["prompt_id"])
+    of_phase = ([line for line in lines if line["phase"] == phase] for phase in ("eval_before", "eval_after"))
+    pairs = list(zip(*of_phase, strict=True))
     by_kind = [
         [(name, before, after) for before, after in pairs if (before["reward"], after["reward"]) == kind]
         for name, kind in KINDS.items()
@@ -117,15 +112,14 @@ def run(model: str, seed: int, output: str, steps: int, dtype: Dtype = "float32"
     draws = int(1.5 * config.steps * config.prompts_per_step)  # about as many as dynamic sampling takes
     curriculum = partial(easy_first, draws=draws, seed=config.seed)
     summary = train(config, algorithm=dapo_with_entropy_bonus, curriculum=curriculum)
-    found = [(before["prompt"], kind, before, after) for kind, before, after in examples(Path(output))]
-    show(summary, Path(output), found, f"{(time.monotonic() - begun) / 60:.1f} minutes")
+    show(summary, Path(output), str, f"{(time.monotonic() - begun) / 60:.1f} minutes")
     return summary
 
 
-def show(summary: dict[str, Any], folder: Path, found: Sequence[tuple[str, str, Any, Any]], took: str) -> None:
-    """Print examples, (prompt, kind, before, after), the two accuracies, and how long the run took."""
-    for prompt, kind, before, after in found:
-        print(f"\n{prompt}  ({kind})")
+def show(summary: dict[str, Any], folder: Path, question: Callable[[Any], str], took: str) -> None:
+    """Print examples, the two accuracies, and how long the run took. question: of a prompt."""
+    for kind, before, after in examples(folder):
+        print(f"\n{question(before['prompt'])}  ({kind})")
         for name, line in (("before", before), ("after", after)):
             print(f"  {name:7}{'right' if line['reward'] == 1 else 'wrong'}  {''.join(line['tokens'])!r}")
     print(f"\nbefore  {accuracy_line(summary['eval_before'])}")

@@ -1,19 +1,19 @@
 """The commands that use a model: jaxrl eval and jaxrl sample."""
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from jaxrl_llm.cli.options import flag, object_in, parse, positional
+from jaxrl_llm.cli.options import Checks, flag, parse, positional
+from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.resume_checks import ACCEPT
-from jaxrl_llm.utils.errors import InputError, gather, require
+from jaxrl_llm.utils.errors import InputError, require
 
 
 def eval_command(arguments: list[str]) -> int:
@@ -29,25 +29,19 @@ def eval_command(arguments: list[str]) -> int:
         """Prompts, given as for jaxrl train; default: the run's held-out ones."""
         rewards: tuple[str, ...] | None = None
         """Reward functions; the first marks correct answers. Default: the run's."""
-        size: int | None = None
+        size: Annotated[int | None, Range(least=1, most=2**31 - 1)] = None
         """Number of prompts."""
-        samples: int = 1
+        samples: Annotated[int, Range(least=1, most=2**20)] = 1
         """Completions of each prompt; more than one gives pass@k."""
         temperature: float | None = None
         """Default: 0 (greedy) for one sample, 1 for more."""
-        max_new_tokens: int | None = None
+        max_new_tokens: Annotated[int | None, Range(least=1)] = None
         """Longest completion."""
         output: str | None = None
         """JSON file for the results."""
 
     accept, arguments = flag(arguments, ACCEPT)
-    args = parse(Arguments, arguments, "jaxrl eval", eval_command.__doc__)
-    gather(
-        lambda: require("--samples", args.samples, least=1, most=2**20),
-        lambda: require("--size", args.size, least=1, most=2**31 - 1),
-        lambda: check_temperature(args.temperature or 0.0),
-        lambda: require("--max-new-tokens", args.max_new_tokens, least=1),
-    )
+    args = parse(Arguments, arguments, "jaxrl eval", eval_command.__doc__, temperature_checks)
     from jaxrl_llm.data.prompt_rows import rows_digest
     from jaxrl_llm.rewards import reward_digest
     from jaxrl_llm.training.folder.files import RunFolder, run_config
@@ -62,8 +56,7 @@ def eval_command(arguments: list[str]) -> int:
     is_run = RunFolder(args.model, reading=True).is_run()
     output = partial(check_output_file, args.output)
     with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
-        from jaxrl_llm.training.config.checks import is_agent
-        from jaxrl_llm.training.evaluation.evaluate import evaluate_policy, play
+        from jaxrl_llm.training.evaluation.evaluate import evaluate_as
         from jaxrl_llm.training.folder.load_run import load_run
         from jaxrl_llm.training.inputs import encode_for
         from jaxrl_llm.training.notes import accuracy_line
@@ -76,14 +69,7 @@ def eval_command(arguments: list[str]) -> int:
         )
         prompts = encode_for(config, tokenizer, policy.config.max_positions, rows, vocabulary=policy.config.vocab_size)
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
-        if is_agent(config):
-            result = play(config, policy, params, prompts, rewards, samples=args.samples, temperature=temperature)
-        else:
-            result = evaluate_policy(
-                policy, params, prompts, rewards, judge=config.eval_reward, samples=args.samples,
-                temperature=temperature, max_new_tokens=config.max_new_tokens, stop=config.stop,
-                slots=config.slots or 128, seed=config.seed,
-            )  # fmt: skip
+        result = evaluate_as(config, policy, params, prompts, rewards, samples=args.samples, temperature=temperature)
     print(accuracy_line(result.figures, prompts_of(config, args.prompts, is_run)))
     for k, value in result.figures.get("pass_at", {}).items():
         low, mean, high = (100 * value[name] for name in ("low", "value", "high"))
@@ -114,17 +100,17 @@ def sample_command(arguments: list[str]) -> int:
         its columns, and there may be no prompt."""
         adapter: str | None = None
         """Folder of LoRA adapters for the model, as PEFT writes them."""
-        samples: int = 1
+        samples: Annotated[int, Range(least=1, most=2**20)] = 1
         """Completions of each."""
-        max_new_tokens: int | None = None
+        max_new_tokens: Annotated[int | None, Range(least=1, most=2**24)] = None
         """Longest completion. Default: the run's, or 128."""
         temperature: float = 1.0
         """0 is greedy."""
-        top_p: float = 1.0
+        top_p: Annotated[float, Range(least=1e-30, most=1)] = 1.0
         """Above 0, at most 1."""
-        top_k: int = 0
+        top_k: Annotated[int, Range(least=0, most=2**31 - 1)] = 0
         """0 is off."""
-        min_p: float = 0.0
+        min_p: Annotated[float, Range(least=0, most=1)] = 0.0
         """0 is off."""
         stop: tuple[str, ...] | None = None
         """Strings that end a completion. Default: the run's."""
@@ -132,7 +118,7 @@ def sample_command(arguments: list[str]) -> int:
         """System message; '' is none. Default: the run's."""
         prompt_template: str | None = None
         """Template in which {prompt} is the prompt. Default: the run's."""
-        seed: int = 0
+        seed: Annotated[int, Range(least=0, most=2**32 - 1)] = 0
         """Seed of the sampling."""
         environment: str | None = None
         """Environment to play with, as for jaxrl train. Default: the run's."""
@@ -140,7 +126,7 @@ def sample_command(arguments: list[str]) -> int:
         """Harness that plays, as for jaxrl train. Default: the run's."""
         tools: tuple[str, ...] | None = None
         """Tools that the policy may call, as for jaxrl train. Default: the run's."""
-        turns: int | None = None
+        turns: Annotated[int | None, Range(least=1, most=2**16)] = None
         """Most replies of an episode. Default: the run's."""
         jsonl: bool = False
         """One JSON object per completion: prompt, sample, text, ended, tokens, mean_logp; or per episode: row, sample,
@@ -149,18 +135,8 @@ def sample_command(arguments: list[str]) -> int:
         """Tokens per second, time to the first token and occupancy, on stderr."""
 
     accept, arguments = flag(arguments, ACCEPT)
-    args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__)
+    args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__, temperature_checks)
     plays = args.environment is not None or args.harness is not None or bool(args.tools)
-    gather(
-        lambda: require("--turns", args.turns, least=1, most=2**16),
-        lambda: require("--samples", args.samples, least=1, most=2**20),
-        lambda: require("--max-new-tokens", args.max_new_tokens, least=1, most=2**24),
-        lambda: check_temperature(args.temperature),
-        lambda: require("--top-p", args.top_p, least=1e-30, most=1),
-        lambda: require("--top-k", args.top_k, least=0, most=2**31 - 1),
-        lambda: require("--min-p", args.min_p, least=0, most=1),
-        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
-    )
     from jaxrl_llm.training.config.checks import is_agent
     from jaxrl_llm.training.folder.files import run_config
 
@@ -169,7 +145,8 @@ def sample_command(arguments: list[str]) -> int:
         return _play(args, config, accept)
     if args.turns is not None:
         raise InputError("--turns is given, but there is no environment: give --environment, --harness or --tools too")
-    _some_prompts(args.prompts)
+    if not args.prompts:
+        raise InputError("jaxrl sample needs a prompt after the model, such as: jaxrl sample RUN 'What is 7 + 8?'")
     prompts = filled_prompts(args.prompts, config.prompt_template, args.prompt_template)
     system = config.system_prompt if args.system_prompt is None else args.system_prompt
     import jax  # here: it takes a second
@@ -240,11 +217,6 @@ def _play(args: Any, config: TrainConfig, accept: bool) -> int:
     return 0
 
 
-def _some_prompts(prompts: tuple[str, ...]) -> None:
-    if not prompts:
-        raise InputError("jaxrl sample needs a prompt after the model, such as: jaxrl sample RUN 'What is 7 + 8?'")
-
-
 def filled_prompts(prompts: tuple[str, ...], usual: str, given: str | None = None) -> list[str]:
     """Prompts in the given template, else in the usual one. InputError if it has another column than {prompt}."""
     from jaxrl_llm.data.template import fill, read_template
@@ -262,14 +234,20 @@ def filled_prompts(prompts: tuple[str, ...], usual: str, given: str | None = Non
     return [fill(parsed, {"prompt": prompt}, "--prompt-template") for prompt in prompts]
 
 
-def check_temperature(value: float) -> None:
-    """InputError unless the temperature is 0 (greedy) or in the range that TrainConfig allows."""
-    require("--temperature", value, least=0 if value == 0 else 1e-9, most=1e6)
+def temperature_checks(args: Any) -> Checks:
+    """One check, that the temperature is 0 (greedy), None, or in the range that TrainConfig allows."""
+    yield partial(require, "--temperature", args.temperature, least=0 if args.temperature == 0 else 1e-9, most=1e6)
 
 
 def check_output_file(path: str | None) -> None:
     """InputError if the output file cannot be written, checked before anything is computed for it."""
     if path is not None and (not path or Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
         raise InputError(f"--output {path!r} cannot be written: give the name of a file in a folder that exists")
-    if path is not None and Path(path).exists() and "accuracy" not in object_in(path):
-        raise InputError(f"--output {path!r} exists and is not the result of an evaluation: choose another name")
+    if path is None or not Path(path).exists():
+        return
+    from jaxrl_llm.reporting.logging.files import read_json
+
+    with contextlib.suppress(InputError, OSError):
+        if "accuracy" in read_json(path):
+            return
+    raise InputError(f"--output {path!r} exists and is not the result of an evaluation: choose another name")

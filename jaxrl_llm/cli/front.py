@@ -1,7 +1,5 @@
 """`jaxrl front`: policies for several rewards, none of which is better than another in all of them."""
 
-from __future__ import annotations
-
 from jaxrl_llm.cli.options import parse_config, short_help, take
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import preemptible, say

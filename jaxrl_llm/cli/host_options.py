@@ -1,7 +1,5 @@
 """The options of a command that runs on several hosts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial

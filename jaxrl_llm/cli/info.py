@@ -1,17 +1,17 @@
 """Commands about this installation: jaxrl demo, jaxrl env, jaxrl help and jaxrl --version."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from jaxrl_llm.cli.options import parse
+from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.training.config import Dtype
-from jaxrl_llm.utils.errors import InputError, gather, missing_package, require
+from jaxrl_llm.utils.errors import InputError, gather, missing_package
 from jaxrl_llm.version import __version__
 
 FIRST_STEPS = """First steps:
@@ -58,15 +58,14 @@ def demo_command(arguments: list[str]) -> int:
         """Folder of the run."""
         model: str = "smollm2-135m"
         """The model: as for jaxrl train."""
-        seed: int = 0
+        seed: Annotated[int, Range(least=0, most=2**32 - 1)] = 0
         """Seed of prompts and samples."""
-        steps: int = 9
+        steps: Annotated[int, Range(least=1, most=2**31 - 1)] = 9
         """Iterations."""
         dtype: Dtype = "float32"
         """Dtype of the computation, as for jaxrl train."""
 
-    args = parse(Arguments, arguments, "jaxrl demo", demo_command.__doc__)
-    _check_demo(args, "reasoning_gym", "gguf", "tensorboardX")
+    args = _demo_arguments(Arguments, arguments, demo_command, "reasoning_gym", "gguf", "tensorboardX")
     from jaxrl_llm.cli.demo import run  # here: importing JAX takes seconds
 
     run(args.model, args.seed, args.output, args.steps, args.dtype)
@@ -82,38 +81,33 @@ def agent_demo_command(arguments: list[str]) -> int:
         """Folder of the run; its questions are a file beside it."""
         model: str = "smollm2-135m"
         """The model: as for jaxrl train, with a chat template."""
-        seed: int = 0
+        seed: Annotated[int, Range(least=0, most=2**32 - 1)] = 0
         """Seed of questions and samples."""
-        steps: int = 8
+        steps: Annotated[int, Range(least=1, most=2**31 - 1)] = 8
         """Iterations."""
 
-    args = parse(Arguments, arguments, "jaxrl agent-demo", agent_demo_command.__doc__)
-    _check_demo(args, "gguf", "tensorboardX")
+    args = _demo_arguments(Arguments, arguments, agent_demo_command, "gguf", "tensorboardX")
     from jaxrl_llm.cli.agent_demo import run  # here: importing JAX takes seconds
 
     run(args.model, args.seed, args.output, args.steps)
     return 0
 
 
-def _check_demo(args: Any, *modules: str) -> None:
-    """InputError for options of a demo out of range, packages that it lacks, and a model or folder that will not do."""
-    gather(
-        lambda: require("--steps", args.steps, least=1, most=2**31 - 1),
-        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
-        lambda: _check_packages(*modules),
-    )
+def _demo_arguments(kind: Any, arguments: list[str], command: Callable[..., int], *modules: str) -> Any:
+    """The arguments of a demo, checked, as are its packages, the model and the folder."""
+
+    def check_packages() -> None:
+        for module in modules:
+            if importlib.util.find_spec(module) is None:
+                raise missing_package(module.replace("_", "-"), "demo", "the demo")
+
+    program = f"jaxrl {command.__name__.removesuffix('_command').replace('_', '-')}"
+    args = parse(kind, arguments, program, command.__doc__, lambda args: [check_packages])
     from jaxrl_llm.models.io.folders import check_source
     from jaxrl_llm.training.folder.files import RunFolder
 
-    gather(lambda: check_source(args.model), RunFolder(args.output).check_free)
-
-
-def _check_packages(*modules: str) -> None:
-    """InputError if one of these packages, which the demo needs, is not installed."""
-    names = {"reasoning_gym": "reasoning-gym"}
-    for module in modules:
-        if importlib.util.find_spec(module) is None:
-            raise missing_package(names.get(module, module), "demo", "the demo")
+    gather(partial(check_source, args.model), RunFolder(args.output).check_free)
+    return args
 
 
 def help_command(arguments: list[str], commands: Mapping[str, Callable[[list[str]], int]]) -> int:

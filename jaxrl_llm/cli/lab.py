@@ -1,16 +1,16 @@
 """`jaxrl lab`: compare methods on small tasks that are all JAX, over seeds and hyper-parameters."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
 
-from jaxrl_llm.cli.options import parse
+from jaxrl_llm.cli.options import Checks, parse
+from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.training.config.hyperparameters import options_of
-from jaxrl_llm.utils.errors import InputError, gather, require, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 # The names of `in_jax.tasks.TASKS`, whose import takes seconds.
 TASK_NAMES = (
@@ -38,11 +38,11 @@ def lab_command(arguments: list[str]) -> int:
         tasks: tuple[str, ...] = ("addition",)
         """addition, sequence_lock, sorting, noisy_copying, brackets, maze, correct_and_short, long_tail,
         noisy_verifier, preferences, text_maze, tool_first, search, or all."""
-        seeds: int = 8
+        seeds: Annotated[int, Range(least=1, most=2**16)] = 8
         """Runs of each method."""
-        first_seed: int = 0
+        first_seed: Annotated[int, Range(least=0, most=2**30)] = 0
         """Number of the first of these runs; others repeat an experiment with fresh chance."""
-        iterations: int = 200
+        iterations: Annotated[int, Range(least=1, most=2**20)] = 200
         """Batches of each run."""
         prompts: int = 16
         """Prompts of a batch."""
@@ -62,48 +62,29 @@ def lab_command(arguments: list[str]) -> int:
         warm_steps: int | None = None
         """Supervised steps before; default: by task."""
 
-    args = parse(Arguments, arguments, "jaxrl lab", lab_command.__doc__)
-    gather(
-        lambda: require("--seeds", args.seeds, least=1, most=2**16),
-        lambda: require("--first-seed", args.first_seed, least=0, most=2**30),
-        lambda: require("--iterations", args.iterations, least=1, most=2**20),
-        lambda: _check_folder(args.output),
-        *(partial(options_of, name) for name in args.algorithms if args.algorithms != ("all",)),
-        *(partial(_check_task, name) for name in args.tasks if args.tasks != ("all",)),
-    )
+    args = parse(Arguments, arguments, "jaxrl lab", lab_command.__doc__, _checks)
     _spread_over_cores(args.seeds)
     from jaxrl_llm import algorithms  # here: importing JAX takes seconds, and reads what was set
-    from jaxrl_llm.in_jax.lab.config import LabConfig
-    from jaxrl_llm.in_jax.lab.grid import parse_grid
+    from jaxrl_llm.in_jax.lab.config import LabConfig, parse_grid
     from jaxrl_llm.in_jax.lab.laboratory import run_lab
     from jaxrl_llm.in_jax.settings import LabSettings
     from jaxrl_llm.in_jax.tasks import TASKS
 
-    config = LabConfig(
-        algorithms=tuple(algorithms.names()) if args.algorithms == ("all",) else args.algorithms,
-        tasks=tuple(TASKS) if args.tasks == ("all",) else args.tasks,
-        seeds=args.seeds,
-        first_seed=args.first_seed,
-        grid=parse_grid(args.grid),
-        settings=LabSettings(
-            iterations=args.iterations,
-            prompts=args.prompts,
-            group_size=args.group_size,
-            minibatches=args.minibatches,
-            learning_rate=args.learning_rate,
-        ),
-        baseline=args.baseline,
-        warm_steps=args.warm_steps,
-        threshold=args.threshold,
-    )
-    outcomes = run_lab(config, Path(args.output), say=lambda text: print(text, flush=True))
-    print(f"results: {Path(args.output) / 'RESULTS.md'}")
+    given = dataclasses.asdict(args) | {"grid": parse_grid(args.grid)}
+    everything = {"algorithms": algorithms.names(), "tasks": TASKS}
+    given |= {name: tuple(known) for name, known in everything.items() if given[name] == ("all",)}
+    of_runs = {one.name: given.pop(one.name) for one in dataclasses.fields(LabSettings) if one.name in given}
+    output = given.pop("output")
+    config = LabConfig(**given, settings=LabSettings(**of_runs))
+    outcomes = run_lab(config, Path(output), say=lambda text: print(text, flush=True))
+    print(f"results: {Path(output) / 'RESULTS.md'}")
     return 1 if all(outcome.error for outcome in outcomes) else 0
 
 
-def _check_task(name: str) -> None:
-    if name not in TASK_NAMES:
-        raise unknown("task", name, TASK_NAMES)
+def _checks(args: Any) -> Checks:
+    yield partial(_check_folder, args.output)
+    yield from (partial(options_of, name) for name in args.algorithms if args.algorithms != ("all",))
+    yield from (partial(require_choice, "task", name, TASK_NAMES) for name in args.tasks if args.tasks != ("all",))
 
 
 def _check_folder(output: str) -> None:

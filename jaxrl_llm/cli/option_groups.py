@@ -1,7 +1,5 @@
 """How the settings of a run are shown as options: in groups, each with its description."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 from functools import cache

@@ -1,7 +1,5 @@
 """Parse command-line arguments and configuration files into settings, with the same checks. Needs the package tyro."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect
@@ -10,7 +8,7 @@ import json
 import re
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,7 +23,10 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.hyperparameters import options_of
 from jaxrl_llm.utils.errors import InputError, gather, missing_package, nearest, require
 from jaxrl_llm.utils.peer_names import TRL_SAME
-from jaxrl_llm.utils.settings import as_arguments
+from jaxrl_llm.utils.settings import as_arguments, range_checks
+
+Checks = Iterable[Callable[[], Any]]
+Option = tuple[str, Any, str, Any]  # its name, type and description, and its default: a value or a dataclass's field
 
 
 def parse_config(arguments: list[str], description: str | None = None) -> TrainConfig:
@@ -82,15 +83,9 @@ def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:
     defaults = {field.name: field for field in dataclasses.fields(TrainConfig)}
     groups: list[tuple[str, Any, Any]] = []
 
-    def add(name: str, about: Any, rows: Sequence[tuple[str, Any, str, Any]], *marks: Any) -> None:
-        fields = [(row, Annotated[kind, conf.arg(help=text)], default) for row, kind, text, default in rows]
-        made = dataclasses.make_dataclass(name, fields, frozen=True)
+    def add(name: str, about: Any, rows: Sequence[Option], *marks: Any) -> None:
+        made = options_class(name, rows)
         groups.append((name, Annotated[(made, about, *marks)], dataclasses.field(default_factory=made)))
-
-    def fresh(field: Any) -> Any:
-        if field.default is not dataclasses.MISSING:
-            return dataclasses.field(default=field.default)
-        return dataclasses.field(default_factory=field.default_factory)
 
     for name, (about, names) in GROUPS.items():
         rows = [(one, hints[one], docs[one], fresh(defaults[one])) for one in names]
@@ -101,29 +96,47 @@ def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:
         [(one.name, kinds[one.name], texts[one.name], fresh(one)) for one in fields])  # fmt: skip
     about = f"Hyper-parameters of {method}"
     about += "." if is_in_file(method) else f"; jaxrl algorithms {method} has the equations."
-    rows = [(one.name, one.kind, parameter_doc(one), dataclasses.field(default=one.default)) for one in parameters]
+    rows = [(one.name, one.kind, parameter_doc(one), one.default) for one in parameters]
     add("hyperparameters", conf.arg(name="algorithm", help=about), rows)
     return dataclasses.make_dataclass("train", groups, frozen=True)
 
 
-def parse(kind: Any, arguments: list[str], program: str, description: str | None) -> Any:
-    """Parse arguments into an instance of a dataclass.
+def parse(
+    kind: Any,
+    arguments: list[str],
+    program: str,
+    description: str | None,
+    check: Callable[[Any], Checks] = lambda _: (),
+) -> Any:
+    """Parse arguments into an instance of a dataclass, whose fields are within the ranges of their annotations.
 
-    Raises InputError with the problem in one line, and SystemExit after printing --help.
+    check: gives further checks of the instance. Raises InputError with each problem in one line, and SystemExit after
+    printing --help.
     """
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return _tyro().cli(kind, args=arguments, prog=program, description=description)
+            found = _tyro().cli(kind, args=arguments, prog=program, description=description)
     except SystemExit as stop:
         if not stop.code:
             raise
         raise InputError(_in_one_line(said.getvalue(), program, _options_of(kind))) from None
+    gather(*range_checks(found, "--", dashes=True), *check(found))
+    return found
 
 
-def described(kind: Any, text: str) -> Any:
-    """An option's type with its description, for dataclasses that are made."""
-    return Annotated[kind, _tyro().conf.arg(help=text)]
+def options_class(name: str, rows: Iterable[Option]) -> Any:
+    """A dataclass with these options."""
+    arg, fields = _tyro().conf.arg, list[tuple[str, Any, Any]]()
+    for option, kind, text, default in rows:
+        given = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
+        fields.append((option, Annotated[kind, arg(help=text)], given))
+    return dataclasses.make_dataclass(name, fields, frozen=True)
+
+
+def fresh(field: Any) -> Any:
+    """The default of a dataclass's field, for a field of another one."""
+    return dataclasses.field(default=field.default, default_factory=field.default_factory)
 
 
 def positional(name: str, many: bool = False) -> Any:
@@ -190,24 +203,11 @@ def flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
     return name in arguments, [argument for argument in arguments if argument != name]
 
 
-def object_in(path: str) -> dict[str, Any]:
-    """The JSON object in a file; empty if it holds none."""
-    from jaxrl_llm.reporting.logging.files import read_json
-
-    try:
-        return read_json(path)
-    except (InputError, OSError):
-        return {}
-
-
 def _last(arguments: list[str], option: str) -> str | None:
-    value, rest = take(arguments, option)
+    last, (value, rest) = None, take(arguments, option)
     while value is not None:
-        later, rest = take(rest, option)
-        if later is None:
-            break
-        value = later
-    return value
+        last, (value, rest) = value, take(rest, option)
+    return last
 
 
 def _tyro() -> Any:
@@ -255,26 +255,24 @@ def _in_one_line(box: str, program: str, options: list[str]) -> str:
 
 
 def _unknown_options(words: list[str], options: list[str]) -> str:
-    """What to say of the words that tyro does not know: options with the nearest one, and their values."""
+    """What to say of the words that tyro does not know: options with the nearest one, and their values.
+
+    Nearest is one whose last part is this name, or the shortest that begins with it, or else the most similar one.
+    """
     found, peers = list[str](), [name for name, same in TRL_SAME.items() if same.option in options]
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
+        ends_so = [option for option in options if option.rpartition(".")[2] == name.lstrip("-")]
+        begin_so = sorted((option for option in options if option.startswith(name)), key=len)
         if not word.startswith("--"):
             found += [] if found else [f"unexpected argument {word!r}"]  # or else the value of an option
-        elif near := _nearest_option(name, options):
+        elif near := next(iter([*ends_so, *begin_so]), None) or nearest(name, options):
             found.append(f"unknown option {name}: did you mean {near}?")
         elif near := nearest(name.removeprefix("--").replace("-", "_"), peers):
             found.append(f"unknown option {name}: did you mean {TRL_SAME[near].option}, which is TRL's {near}?")
         else:
             found.append(f"unknown option {name}")
     return "; ".join(found)
-
-
-def _nearest_option(wrong: str, options: list[str]) -> str | None:
-    """The option whose last part is this name, or the shortest that begins with it, or else the most similar one."""
-    inside = [option for option in options if option.rpartition(".")[2] == wrong.lstrip("-")]
-    begins = sorted((option for option in options if option.startswith(wrong)), key=len)
-    return next(iter([*inside, *begins]), None) or nearest(wrong, options)
 
 
 def before(arguments: list[str], option: str) -> tuple[list[str], list[str]]:

@@ -1,7 +1,5 @@
 """Read options by the names that TRL, verl and Tunix give them, or say what they are here."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Mapping, Sequence

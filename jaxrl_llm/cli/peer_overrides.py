@@ -1,7 +1,5 @@
 """Overrides (NAME=VALUE) of verl and Tunix, and what they are here; in tables as those of `peer_names`."""
 
-from __future__ import annotations
-
 from jaxrl_llm.utils.peer_names import (
     AVERAGE,
     CLIP,

@@ -1,7 +1,5 @@
 """`jaxrl plan`: whether a run fits a topology, what it costs, and what to change."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

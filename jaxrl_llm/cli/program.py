@@ -1,7 +1,5 @@
 """The command line: jaxrl demo | agent-demo | train | eval | sample | reward-eval | serve | algorithms | ..."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import logging
@@ -14,7 +12,7 @@ from jaxrl_llm.cli.commands import COMMANDS
 from jaxrl_llm.cli.info import help_command, version_line
 from jaxrl_llm.cli.peer_options import unknown_command
 from jaxrl_llm.utils.errors import InputError, InputErrors
-from jaxrl_llm.utils.process import PREEMPTED, FailsafeStream, Preempted, end_within, kill_children, send_to_null
+from jaxrl_llm.utils.process import PREEMPTED, Preempted, complain, end_within, kill_children, send_to_null
 
 STOPPED, ENDED = 2.0, 60.0  # seconds that others' threads may go on after a signal, and after any other end
 
@@ -65,12 +63,12 @@ def _main(arguments: list[str] | None) -> int:
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
     except Preempted as stop:
-        _complain(str(stop) or "stopped by SIGTERM, the steps taken are saved: resume with jaxrl train --resume RUN")
+        complain(str(stop) or "stopped by SIGTERM, the steps taken are saved: resume with jaxrl train --resume RUN")
         return PREEMPTED
     except KeyboardInterrupt as stop:
         if as_command:  # a further Ctrl-C during exit would print a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _complain(str(stop) or "interrupted; resume a training run with jaxrl train --resume RUN")
+        complain(str(stop) or "interrupted; resume a training run with jaxrl train --resume RUN")
         return 130
     except BrokenPipeError:  # the reader of the output has gone
         send_to_null(sys.stdout)
@@ -79,7 +77,7 @@ def _main(arguments: list[str] | None) -> int:
         if show:
             traceback.print_exc()
         for problem in error.problems if isinstance(error, InputErrors) else [_message(error)]:
-            _complain(f"error: {_one_line(problem)}")
+            complain(f"error: {_one_line(problem)}")
         return 2
 
 
@@ -107,10 +105,6 @@ def _one_line(text: str, most: int = 1000) -> str:
     """A message on one line; a very long word, such as a path, and a very long line are cut in the middle."""
     text = " ".join(word if len(word) <= 400 else f"{word[:240]}...{word[-120:]}" for word in text.split())
     return text if len(text) <= most else f"{text[: most - 250]} ... {text[-240:]}"
-
-
-def _complain(text: str) -> None:
-    print(text, file=FailsafeStream(sys.stderr), flush=True)
 
 
 def _unraisable(report: Any) -> None:

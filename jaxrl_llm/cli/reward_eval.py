@@ -1,17 +1,16 @@
 """The command jaxrl reward-eval: how often a reward model prefers the right answers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxrl_llm.cli.eval_and_sample import check_output_file
-from jaxrl_llm.cli.options import parse, positional
-from jaxrl_llm.utils.errors import InputError, gather, require, several, shown
+from jaxrl_llm.cli.options import Checks, parse, positional
+from jaxrl_llm.core.arguments.ranges import Range
+from jaxrl_llm.utils.errors import InputError, several, shown
 
 
 def reward_eval_command(arguments: list[str]) -> int:
@@ -23,19 +22,14 @@ def reward_eval_command(arguments: list[str]) -> int:
         """A reward model's folder, or its name on the hub."""
         prompts: str = ""
         """Rows with prompt, chosen and rejected (texts, messages, or lists of these), and maybe subset and id."""
-        size: int | None = None
+        size: Annotated[int | None, Range(least=1, most=2**31 - 1)] = None
         """Number of rows."""
         dtype: Literal["float32", "bfloat16"] = "float32"
         """Of weights and computation."""
         output: str | None = None
         """JSON file for the results."""
 
-    args = parse(Arguments, arguments, "jaxrl reward-eval", reward_eval_command.__doc__)
-    gather(
-        lambda: require("--size", args.size, least=1, most=2**31 - 1),
-        partial(check_output_file, args.output),
-        lambda: require_prompts(args.prompts),
-    )
+    args = parse(Arguments, arguments, "jaxrl reward-eval", reward_eval_command.__doc__, _checks)
     from jaxrl_llm.data.load import load_prompts
     from jaxrl_llm.distributed import mesh_of
     from jaxrl_llm.reporting.reward_accuracy import accuracies
@@ -59,6 +53,11 @@ def reward_eval_command(arguments: list[str]) -> int:
         figures = {"unscored": unscored, "subsets": [one._asdict() for one in found]}
         Path(args.output).write_text(json.dumps(figures, indent=2) + "\n")
     return 0
+
+
+def _checks(args: Any) -> Checks:
+    yield partial(check_output_file, args.output)
+    yield partial(require_prompts, args.prompts)
 
 
 def require_prompts(source: str) -> None:

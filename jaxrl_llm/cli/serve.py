@@ -1,17 +1,19 @@
-"""jaxrl serve: an OpenAI-compatible endpoint for a model or a run."""
-
-from __future__ import annotations
+"""jaxrl serve, an OpenAI-compatible endpoint for a model or a run, and jaxrl sampler, which samples for a learner."""
 
 import dataclasses
 import ipaddress
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from jaxrl_llm.cli.options import flag, parse, positional
+from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.training.folder.resume_checks import ACCEPT
-from jaxrl_llm.utils.errors import InputError, gather, require
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.process import complain
 
 KEY = "JAXRL_API_KEY"
 
@@ -33,21 +35,18 @@ def serve_command(arguments: list[str]) -> int:
         """Name of the model for clients. Default: the last part of MODEL."""
         host: str = "127.0.0.1"
         """Address to listen on."""
-        port: int = 8000
+        port: Annotated[int, Range(least=0, most=2**16 - 1)] = 8000
         """Port to listen on; 0: one that is free."""
-        slots: int = 16
+        slots: Annotated[int, Range(least=1, most=2**12)] = 16
         """Completions that are decoded at a time; others wait."""
-        seed: int = 0
+        seed: Annotated[int, Range(least=0, most=2**32 - 1)] = 0
         """Seed of the sampling, with which that of a request is combined."""
 
     accept, arguments = flag(arguments, ACCEPT)
-    args = parse(Arguments, arguments, "jaxrl serve", serve_command.__doc__)
-    gather(
-        lambda: require("--port", args.port, least=0, most=2**16 - 1),
-        lambda: require("--slots", args.slots, least=1, most=2**12),
-        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
-        lambda: check_exposure(args.host, os.environ.get(KEY)),
-    )
+    args = parse(
+        Arguments, arguments, "jaxrl serve", serve_command.__doc__,
+        lambda args: [partial(check_exposure, args.host, os.environ.get(KEY))],
+    )  # fmt: skip
     named = named_adapters(args.adapter)
     name = args.name or Path(args.model).name
     if name in named:
@@ -63,8 +62,7 @@ def serve_command(arguments: list[str]) -> int:
     from jaxrl_llm.server.app import Endpoint, application
     from jaxrl_llm.server.engines import Engines
     from jaxrl_llm.training.folder.files import run_config
-    from jaxrl_llm.training.folder.load_adapters import load_adapters
-    from jaxrl_llm.training.folder.load_run import load_run
+    from jaxrl_llm.training.folder.load_run import load_adapters, load_run
 
     format = run_config(args.model).format
     if named:
@@ -110,3 +108,29 @@ def check_exposure(host: str, key: str | None) -> None:
         raise InputError(
             f"--host {host} can be reached by others: set {KEY} to a key that clients must give, or listen on 127.0.0.1"
         )
+
+
+def sampler_command(arguments: list[str]) -> int:
+    """Sample for a run with --max-staleness and --samplers, on all devices of this machine, until the run ends.
+
+    The run's settings come from its learner. Start it in the same folder, with the same files and code, and with the
+    learner's secret in the variable JAXRL_SAMPLER_KEY.
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        learner: positional("HOST:PORT")  # type: ignore[valid-type]
+        """Where the learner listens, its --sampler-address."""
+        wait: Annotated[float, Range(least=0, most=10**7)] = 300.0
+        """Seconds to wait for the learner, at first and after it has gone."""
+
+    from jaxrl_llm.distributed.peers import address_of, shared_key
+
+    args = parse(
+        Arguments, arguments, "jaxrl sampler", sampler_command.__doc__,
+        lambda args: (partial(address_of, args.learner), shared_key),
+    )  # fmt: skip
+    from jaxrl_llm.training.sampler_program import sample_for  # here: importing JAX takes seconds
+
+    sample_for(args.learner, args.wait, complain)
+    return 0

@@ -1,14 +1,12 @@
 """The command jaxrl texts: optimise a text with the policy itself."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import typing
 from typing import Any
 
 from jaxrl_llm.cli.option_groups import setting_docs
-from jaxrl_llm.cli.options import described, flag, parse, take
+from jaxrl_llm.cli.options import Option, flag, fresh, options_class, parse, take
 from jaxrl_llm.cli.peer_options import method_name
 from jaxrl_llm.core.arguments.signatures import TEXT_METHODS, sentences_about
 from jaxrl_llm.training.config import TrainConfig
@@ -66,18 +64,11 @@ def parse_texts(method: str, arguments: list[str]) -> tuple[TrainConfig, str, in
 
     hints, docs = typing.get_type_hints(TrainConfig), setting_docs(TrainConfig)
     own = {field.name: field for field in dataclasses.fields(TrainConfig)}
-    rows: list[Any] = []  # name, type, default
-
-    def add(name: str, kind: Any, text: str, default: Any) -> None:
-        rows.append((name, described(kind, text), dataclasses.field(default=default)))
-
-    add("text", str, "The text to begin with.", "")
-    add("reply_tokens", int, "Most tokens of a reply to the method's questions.", REPLY_TOKENS)
-    for name in SETTINGS:
-        if own[name].default is not dataclasses.MISSING:
-            add(name, hints[name], docs[name], DEFAULTS.get(name, own[name].default))
-        else:
-            rows.append((name, described(hints[name], docs[name]), dataclasses.field(default_factory=dict)))
+    rows: list[Option] = [
+        ("text", str, "The text to begin with.", ""),
+        ("reply_tokens", int, "Most tokens of a reply to the method's questions.", REPLY_TOKENS),
+        *((name, hints[name], docs[name], DEFAULTS.get(name, fresh(own[name]))) for name in SETTINGS),
+    ]
     parameters = []
     if method:
         from jaxrl_llm.texts.method import constructor
@@ -85,16 +76,9 @@ def parse_texts(method: str, arguments: list[str]) -> tuple[TrainConfig, str, in
         build = constructor(method)
         parameters = hyperparameters_of(build)
         about = {one.name: sentences_about(one.name, inspect.getdoc(build) or "") for one in parameters}
-        fields = [
-            (one.name, described(one.kind, about[one.name]), dataclasses.field(default=one.default))
-            for one in parameters
-        ]
-        group = dataclasses.make_dataclass("algorithm", fields, frozen=True)
-        rows.append(
-            ("algorithm", described(group, f"Hyper-parameters of {method}."), dataclasses.field(default_factory=group))
-        )
-    made = dataclasses.make_dataclass("texts", rows, frozen=True)
-    found = parse(made, arguments, f"jaxrl texts {method or 'METHOD'}", texts_command.__doc__)
+        group = options_class("algorithm", [(one.name, one.kind, about[one.name], one.default) for one in parameters])
+        rows.append(("algorithm", group, f"Hyper-parameters of {method}.", dataclasses.field(default_factory=group)))
+    found = parse(options_class("texts", rows), arguments, f"jaxrl texts {method or 'METHOD'}", texts_command.__doc__)
     values = {name: getattr(found, name) for name in SETTINGS}
     chosen = {one.name: getattr(found.algorithm, one.name) for one in parameters}
     config = TrainConfig(**values, algorithm=method, hyperparameters=chosen, tensorboard=False, checkpoint_every=1)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxrl_llm.core.annotations import Routing
 from jaxrl_llm.core.arguments.checks import check, expect
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.counted_rows import WITHOUT_SCORE, counted_alone
 from jaxrl_llm.core.needs import of_target
 from jaxrl_llm.core.outer_loop import OuterLoop
 from jaxrl_llm.core.reference import ReferenceRule
@@ -18,7 +17,7 @@ from jaxrl_llm.core.repr import expression_of, layout, record
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.rules import DynamicSampling, Partial
 from jaxrl_llm.core.source import MakeCurriculum, Replay
-from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.trajectory import WITHOUT_SCORE, Array, Trajectories, counted_alone
 from jaxrl_llm.core.transform import Guarded, Objective, Transform
 from jaxrl_llm.utils.errors import InputError, require_choice
 

@@ -3,8 +3,6 @@
 A number out of range and a name that is no choice are an InputError at run time.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax

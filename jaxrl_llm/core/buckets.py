@@ -1,7 +1,5 @@
 """Statistics of the samples that share a key, such as their group: they form a bucket, of any size."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

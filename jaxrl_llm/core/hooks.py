@@ -5,8 +5,6 @@ update computes log-probabilities and entropies of the same one, through the sam
 numbers (`state`) are arrays, so that they can change at each step without recompilation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -93,6 +91,6 @@ def state_in(hook: Hook, info: Mapping[str, Any] | None) -> dict[str, Any]:
     if missing:
         raise InputError(
             f"the update goes through the hook {hook.name}, but the batch has no info[{missing[0]!r}]: sample it with "
-            "rollouts.hooked.hooked(ROLLOUT, HOOK)"
+            "rollouts.programs.hooked(ROLLOUT, HOOK)"
         )
     return {name: (info or {})[name] for name, _ in hook.state}

@@ -1,7 +1,5 @@
 """Sources of log-probabilities, their log-ratios, and estimators of KL divergences from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Metrics of a loss, and those of a sum of losses."""
 
-from __future__ import annotations
-
 import jax
 
 Metrics = dict[str, jax.Array]

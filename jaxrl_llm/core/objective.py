@@ -1,7 +1,8 @@
-"""Losses that can be added and scaled: `Objective`, a function of outputs and batch."""
+"""Losses that can be added and scaled: `Objective`, a function of outputs and batch, and the weights of its terms."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +10,67 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.checks import expect, names_of
+from jaxrl_llm.core.arguments.checks import expect, names_of, require_function
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
-from jaxrl_llm.core.coefficient import Refresh, Scale, coefficient, in_turn
 from jaxrl_llm.core.loss_metrics import Metrics, merge_metrics
 from jaxrl_llm.core.repr import Negation, Operation, layout, recorded
 from jaxrl_llm.core.shapes import check_outputs
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.utils.errors import is_off
+from jaxrl_llm.utils.errors import InputError, is_off
+
+Refresh = Callable[[PolicyOutputs, Trajectories], Trajectories]
+
+
+def in_turn(*refreshes: Refresh | None) -> Refresh | None:
+    """Compose refreshes from left to right, dropping duplicates and Nones; None if nothing is left."""
+    there = list(dict.fromkeys(one for one in refreshes if one is not None))
+    if len(there) < 2:
+        return there[0] if there else None
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        return functools.reduce(lambda b, one: one(outputs, b), there, batch)
+
+    return refresh
+
+
+@dataclass(frozen=True, repr=False)
+class Coefficient:
+    """The weight of a term that depends on the batch: `function: batch -> f32[]`, e.g. of `batch.controls`.
+
+    Like ratios and averages it has `needs`, and a `refresh` that computes what depends on the whole batch.
+    """
+
+    function: Callable[[Trajectories], jax.Array]
+    needs: frozenset[str] = frozenset()
+    refresh: Refresh | None = None
+
+    def __call__(self, batch: Trajectories) -> jax.Array:
+        return self.function(batch)
+
+    __repr__ = layout
+
+
+Scale = float | jax.Array | str | Callable[[Trajectories], jax.Array]  # a Coefficient is such a callable
+
+
+def coefficient(scale: Scale) -> Coefficient:
+    """A number, the name of a control, or a function of the batch as a `Coefficient`; InputError for anything else."""
+    if isinstance(scale, Coefficient):
+        return scale
+    if isinstance(scale, str):
+        return Coefficient(lambda batch: control(batch, scale))
+    if callable(scale):
+        require_function("the scale of an objective", scale)
+        return Coefficient(scale)
+    check_number("the scale of an objective", scale)
+    return Coefficient(lambda batch: jnp.asarray(scale))
+
+
+def control(batch: Trajectories, name: str) -> jax.Array:
+    """A number that a controller wrote; InputError if none did."""
+    if name not in (batch.controls or {}):
+        raise InputError(f"no transform wrote the control {name!r}: chain its controller before the objective")
+    return (batch.controls or {})[name]
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,9 +79,8 @@ class Objective:
 
     Objectives can be added (also by `sum`), subtracted and negated, divided by a number, and scaled by a number, the
     name of a control, or a function of the batch (`Coefficient`). If two terms of a sum report a metric of the same
-    name, the second's is called "NAME/2", the third's "NAME/3".
-    Loss and metrics are sums over the rows of the batch divided by `totals_of(batch)`, so those of micro-batches add up
-    to those of the whole batch.
+    name, the second's is called "NAME/2", the third's "NAME/3". Loss and metrics are sums over the rows of the batch
+    divided by `totals_of(batch)`, so those of micro-batches add up to those of the whole batch.
 
     Quantities that depend on the whole batch at the current parameters (a quantile, a covariance, the other members of
     a group) are computed by `refresh`: it gets all rows at once, without gradients, and writes its results into the

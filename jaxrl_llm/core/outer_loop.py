@@ -5,8 +5,6 @@ next one begins. Its state, two more copies of the parameters that learn, is par
 every checkpoint and sharded as they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,31 +1,21 @@
 """What parts are written with: batches, transforms and objectives, and decorators that let a part print as its code."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from jaxrl_llm.core.loss_metrics import Metrics
+from jaxrl_llm.core.objective import Objective, control
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of, weighted
-from jaxrl_llm.core.transform import (
-    Metrics,
-    Objective,
-    State,
-    Transform,
-    chain,
-    control,
-    controller,
-    counted,
-    stateless,
-)
+from jaxrl_llm.core.transform import State, Transform, chain, controller, counted, names_of, stateless
 
 __all__ = [
     "Array", "Metrics", "Objective", "PolicyOutputs", "State", "Trajectories", "Transform", "batch_part", "chain",
-    "control", "controller", "counted", "part", "row_means", "stateless", "stateless_part", "step_part", "totals_of",
-    "weighted",
+    "control", "controller", "counted", "counted_part", "objective_part", "part", "row_means", "stateless",
+    "stateless_part", "step_part", "surrogate_part", "totals_of", "weighted",
 ]  # fmt: skip
 One = TypeVar("One")
 Other = TypeVar("Other")
@@ -44,14 +34,21 @@ def batch_part(function: Callable[Concatenate[One, Settings], Value]) -> Callabl
     >>> scaled(2.0), scaled(2.0)(3.0)
     (scaled(2.0), 6.0)
     """
-    return _settings_first(function, 1)
+    return settings_first(function, 1)
 
 
 def step_part(
     function: Callable[Concatenate[One, Other, Settings], Value],
 ) -> Callable[Settings, Callable[[One, Other], Value]]:
     """`batch_part` of a function of a step, a batch and settings: it returns a function of step and batch."""
-    return _settings_first(function, 2)
+    return settings_first(function, 2)
+
+
+def surrogate_part(
+    function: Callable[Concatenate[Any, PolicyOutputs, Trajectories, Settings], Value],
+) -> Callable[Settings, Callable[[Any, PolicyOutputs, Trajectories], Value]]:
+    """`batch_part` of a function of a ratio, outputs, a batch and settings: it returns a function of these three."""
+    return settings_first(function, 3)
 
 
 def stateless_part(
@@ -61,19 +58,33 @@ def stateless_part(
 
     needs: of the transform.
     """
-
-    def decorate(function: Callable[..., Trajectories]) -> Callable[..., Transform]:
-        return _settings_first(function, 1, functools.partial(stateless, needs=needs), Transform)
-
-    return decorate
+    return lambda function: settings_first(function, 1, functools.partial(stateless, needs=needs), Transform)
 
 
-def _settings_first(
+def counted_part(
+    needs: Iterable[str] = (),
+) -> Callable[[Callable[Concatenate[Any, Trajectories, Settings], Trajectories]], Callable[Settings, Transform]]:
+    """`stateless_part` of a function of a step, a batch and settings: given the settings, it is a `counted`."""
+    return lambda function: settings_first(function, 2, functools.partial(counted, needs=needs), Transform)
+
+
+def objective_part(
+    needs: Iterable[str] = (),
+) -> Callable[
+    [Callable[Concatenate[PolicyOutputs, Trajectories, Settings], tuple[Any, Metrics]]], Callable[Settings, Objective]
+]:
+    """Decorate a function of outputs, a batch and settings that returns loss and metrics: given the settings, it is an
+    `Objective` with these needs."""
+    return lambda function: settings_first(function, 2, functools.partial(Objective, needs=names_of(needs)), Objective)
+
+
+def settings_first(
     function: Callable[..., Any], values: int, made: Callable[..., Any] = lambda of: of, kind: Any = None
 ) -> Callable[..., Any]:
     """The factory of parts that takes the parameters of a function after the first `values`, which come later.
 
-    made: of the function of these values, what the factory returns. kind: the type of that; None: a function.
+    made: of the function of these values, what the factory returns; the function's `settings` are the others by name.
+    kind: the type of what is returned; None: a function.
     """
     signature = inspect.signature(function)
     listed = list(signature.parameters.values())
@@ -85,12 +96,13 @@ def _settings_first(
 
     @functools.wraps(function)
     def factory(*args: Any, **given: Any) -> Any:
-        settings.bind(*args, **given)
+        bound = settings.bind(*args, **given)
 
         def applied(*first_values: Any) -> Any:
             return function(*first_values, *args, **given)
 
-        applied.__signature__ = first  # type: ignore[attr-defined]
+        bound.apply_defaults()
+        applied.settings, applied.__signature__ = bound.arguments, first  # type: ignore[attr-defined]
         return made(applied)
 
     factory.__signature__ = settings  # type: ignore[attr-defined]

@@ -1,7 +1,5 @@
 """Policies beside the one that learns: a population around it, for evolution strategies, and earlier policies of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

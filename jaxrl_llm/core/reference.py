@@ -4,8 +4,6 @@ A `ReferenceRule` is a value of an `Algorithm`. Its functions are pure and take 
 adapters alone. Without a rule the reference is the initial policy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -127,3 +125,9 @@ def model_names(models: Sequence[str]) -> tuple[str, ...]:
         if not isinstance(name, str) or not name.strip():
             raise InputError(f"a model of the reference is {shown(name)}: give a name or a folder")
     return tuple(name.strip() for name in models)
+
+
+@part
+def another(model: str, option: str | None = None) -> ReferenceRule:
+    """Another model, which stays as it is. option: see `ReferenceRule`."""
+    return ReferenceRule(lambda initial, others: others[0], models=model_names([model]), option=option)

@@ -5,8 +5,6 @@ fields of a dataclass, so it takes no part in equality and hashing, and `datacla
 that a factory returns is wrapped in a `Part`, which is equal to itself alone, as functions are.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import functools

@@ -108,17 +108,17 @@ class Rollout:
 
     @property
     def hook(self) -> Hook | None:
-        """What tokens are drawn through, see `rollouts.hooked`."""
+        """What tokens are drawn through, see `rollouts.programs`."""
         return self.drawing if isinstance(self.drawing, Hook) else None
 
     @property
     def population(self) -> Population | None:
-        """Whose members draw its samples, see `rollouts.hooked.evolved`."""
+        """Whose members draw its samples, see `rollouts.programs.evolved`."""
         return self.drawing if isinstance(self.drawing, Population) else None
 
     @property
     def thinking(self) -> SoftThinking | None:
-        """How its samples think before they answer, see `rollouts.hooked.softly`."""
+        """How its samples think before they answer, see `rollouts.programs.softly`."""
         return self.drawing if isinstance(self.drawing, SoftThinking) else None
 
     @property

@@ -1,17 +1,13 @@
 """Strategies for the groups that a step trains on: partial rollouts and dynamic sampling."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
-
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.core.shapes import in_words
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -20,12 +16,11 @@ class Partial:
     """When a step's rollout stops, and what happens to unfinished completions.
 
     oversample: groups in flight as a multiple (at least 1) of those that a step trains on. The rollout stops when a
-    step's groups are complete, so that the longest completions do not delay the others (APRIL).
-    segment_tokens: if not 0, the rollout stops instead when each completion in flight is done or has this many new
-    tokens, and the step trains on the complete groups, which can be fewer than wanted (UloRL).
-    train_unfinished: train on every completion in flight. The new tokens of an unfinished one are a window of a longer
-    completion (T-PPO). There are as many groups in flight as a step trains on; those with an unfinished completion
-    stay, the others are replaced by new prompts.
+    step's groups are complete, so that the longest completions do not delay the others (APRIL). segment_tokens: if not
+    0, the rollout stops instead when each completion in flight is done or has this many new tokens, and the step trains
+    on the complete groups, which can be fewer than wanted (UloRL). train_unfinished: train on every completion in
+    flight. The new tokens of an unfinished one are a window of a longer completion (T-PPO). There are as many groups in
+    flight as a step trains on; those with an unfinished completion stay, the others are replaced by new prompts.
 
     ceil(oversample * wanted) groups are in flight: first those of the pool, then new prompts. With segments a group is
     complete after at most S = ceil(limit / segment_tokens) steps, so with `oversample` S every step from the S-th on
@@ -62,7 +57,7 @@ class DynamicSampling:
     groups are filled up with uninformative ones.
     """
 
-    informative: Callable[[Trajectories], jax.Array]
+    informative: Callable[[Trajectories], Array]
     rounds: int = 10
 
     def __post_init__(self) -> None:

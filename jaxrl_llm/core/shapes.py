@@ -5,8 +5,6 @@ so that traced values pass too, and a compiled program has no operation more. `c
 off.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

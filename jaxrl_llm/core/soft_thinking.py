@@ -9,8 +9,6 @@ K of an ordinary token, and those that top-p did not keep (ids are exact: vocabu
 The action is g, whose density under other weights is that of Gumbel noise around their log p (2511.06411).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple

@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxrl_llm.core.repr import layout
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Array, Trajectories
 
 if TYPE_CHECKING:
     from jaxrl_llm.models.policy import Params
@@ -43,14 +42,13 @@ class Beside(NamedTuple):
 class Source(NamedTuple):
     """Supplies the loop with batches.
 
-    init: () -> state.
-    next: (state, params, key, step) -> (Step, state). params: of the policy; key: of this step.
+    init: () -> state. next: (state, params, key, step) -> (Step, state). params: of the policy; key: of this step.
     save: state -> (JSON object, arrays), for a checkpoint. load: the inverse; InputError if they were saved with other
     inputs.
     """
 
     init: Callable[[], State]
-    next: Callable[[State, Params, jax.Array, int], tuple[Step, State]]
+    next: Callable[[State, Params, Array, int], tuple[Step, State]]
     save: Callable[[State], tuple[dict[str, Any], dict[str, np.ndarray]]]
     load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], State]
     provides: frozenset[str] = frozenset()
@@ -68,18 +66,15 @@ class Source(NamedTuple):
 class Curriculum(NamedTuple):
     """Selects prompts, and how many samples each gets. A state is not changed: functions return new ones.
 
-    init: () -> state, a JSON value, or a dict of JSON values and numpy arrays.
-    select: (state, count) -> (prompt ids int32[count], state). With `counts` it may return another number of prompts,
-    which then share count times the group size samples.
-    observe: (state, Step) -> state, updated with the results of a step.
-    counts: (state, prompt ids int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None:
-    as many of each as a group has.
-    metrics: state -> metrics for the log.
-    excluded: state -> uint8[P], why each prompt is not drawn now (`excluded.Why`); None: every prompt is drawn.
-    columns: (state, prompt ids int32[n]) -> of each prompt, columns that rollout programs find in its row in this step,
-    beside those of the data set; None: no others. A group whose row has a true `ONLY_MEASURED` is sampled for `observe`
-    alone: the step does not train on it.
-    on_update: as that of a `Source`.
+    init: () -> state, a JSON value, or a dict of JSON values and numpy arrays. select: (state, count) -> (prompt ids
+    int32[count], state). With `counts` it may return another number of prompts, which then share count times the group
+    size samples. observe: (state, Step) -> state, updated with the results of a step. counts: (state, prompt ids
+    int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None: as many of each as a group
+    has. metrics: state -> metrics for the log. excluded: state -> uint8[P], why each prompt is not drawn now
+    (`excluded.Why`); None: every prompt is drawn. columns: (state, prompt ids int32[n]) -> of each prompt, columns that
+    rollout programs find in its row in this step, beside those of the data set; None: no others. A group whose row has
+    a true `ONLY_MEASURED` is sampled for `observe` alone: the step does not train on it. on_update: as that of a
+    `Source`.
     """
 
     init: Callable[[], State]

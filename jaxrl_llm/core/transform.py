@@ -3,8 +3,6 @@
 What objectives are is in `jaxrl_llm.core.objective`; its names are here too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable
@@ -12,23 +10,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import expect, names_of, require_function
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.coefficient import Coefficient, Refresh, Scale, coefficient, control, in_turn
-from jaxrl_llm.core.loss_metrics import Metrics, merge_metrics
-from jaxrl_llm.core.objective import Objective
+from jaxrl_llm.core.loss_metrics import Metrics
+from jaxrl_llm.core.objective import Objective, control
 from jaxrl_llm.core.repr import Call, layout, part, record
-from jaxrl_llm.core.shapes import check_batch, check_outputs, in_words
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.shapes import check_batch, in_words
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.utils.errors import InputError
 
 __all__ = [
-    "Coefficient", "Guarded", "Metrics", "Objective", "Refresh", "RunFacts", "Scale", "State", "StateInit", "Transform",
-    "chain", "check_outputs", "coefficient", "control", "controller", "counted", "in_turn", "merge_metrics",
-    "stateless",
+    "Guarded", "Metrics", "Objective", "RunFacts", "State", "StateInit", "Transform", "chain", "control", "controller",
+    "counted", "stateless",
 ]  # fmt: skip
 
 State = Any
@@ -158,19 +153,19 @@ def chain(*transforms: Transform) -> Transform:
 
 
 @part
-def counted(apply: Callable[[jax.Array, Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
+def counted(apply: Callable[[Array, Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
     """The transform whose state counts its applications: `apply(step int32[], batch) -> batch`."""
     return Transform(lambda: jnp.int32(0), lambda step, batch: (step + 1, apply(step, batch)), names_of(needs))
 
 
 @part
-def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], jax.Array]) -> Transform:
+def controller(name: str, start: float, update: Callable[[Array, Metrics], Array]) -> Transform:
     """Adapt a number to the last update's metrics: `update(number f32[], feedback) -> number`.
 
     It is written to `batch.controls[name]`, and stays at `start` until the first update.
     """
 
-    def apply(value: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
+    def apply(value: Array, batch: Trajectories) -> tuple[State, Trajectories]:
         if batch.feedback is not None:
             value = jnp.where(batch.feedback["updates"] > 0, update(value, batch.feedback), value)
         return value, batch.with_controls(**{name: value})

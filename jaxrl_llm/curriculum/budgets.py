@@ -1,7 +1,5 @@
 """Rules of a curriculum that divide a step's samples among its prompts, and the apportionment that they share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

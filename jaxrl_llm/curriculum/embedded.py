@@ -1,7 +1,5 @@
 """Embeddings of prompts, by the policy before training or of their words, for curricula that predict from them."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Why a curriculum leaves prompts out: reasons as numbers, one for each prompt, which the log and the report name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import Any
@@ -23,15 +21,10 @@ class Why(IntEnum):
     RECENT = 6  # it was drawn a short time ago
 
 
-WORDS = {
-    Why.DRAWN: "drawn",
-    Why.SOLVED: "solved",
-    Why.UNSOLVED: "failed",
-    Why.LATER: "not yet admitted",
-    Why.EARLIER: "its stage is over",
-    Why.EASIER: "others are harder",
-    Why.RECENT: "drawn lately",
-}
+_WORDS = (
+    "drawn", "solved", "failed", "not yet admitted", "its stage is over", "others are harder", "drawn lately",
+)  # fmt: skip
+WORDS = dict(zip(Why, _WORDS, strict=True))
 
 
 def where(reason: Why, left_out: Array) -> Array:

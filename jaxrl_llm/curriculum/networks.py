@@ -1,7 +1,5 @@
 """Small networks that learn beside the policy, as functions of explicit parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise

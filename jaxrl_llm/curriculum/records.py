@@ -4,8 +4,6 @@ A record holds a Beta posterior of the success rate and the last group's result,
 records and change none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

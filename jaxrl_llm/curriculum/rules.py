@@ -1,7 +1,5 @@
 """Rules of a curriculum, models of the success rate that they use, and the curriculum composed of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -156,7 +154,6 @@ def curriculum_of(
 
 
 def _named(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> State:
-    """The entries of rules by their numbers, as one dict."""
     return {f"rule{number}_{name}": value for number, own in entries for name, value in own.items()}
 
 

@@ -1,18 +1,19 @@
-"""Rules of a curriculum that score prompts: by what is known of their success rate, or by the set they belong to.
+"""Rules of a curriculum that score prompts, or leave them out: by their success rate, their set, or their stage.
 
 Scores are log-weights, see `compose.choose_prompts`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive, check_number
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive, Range, check_number
+from jaxrl_llm.core.parts import batch_part
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.curriculum.records import Array, PromptFacts, State
+from jaxrl_llm.core.source import Step
+from jaxrl_llm.curriculum.excluded import Why, where
+from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed, results_of
 from jaxrl_llm.curriculum.rules import Machine, ModelOf, Outcome, RuleOf, posterior_mean, posterior_sample, prefer
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -74,8 +75,10 @@ def mixed_sets(column: str, weights: Mapping[Any, float]) -> RuleOf:
     return make
 
 
-@part
-def adversarial_sets(column: str, rate: NonNegative = 0.1, floor: Fraction = 0.5, smoothing: Fraction = 0.1) -> RuleOf:
+@batch_part
+def adversarial_sets(
+    facts: PromptFacts, column: str, rate: NonNegative = 0.1, floor: Fraction = 0.5, smoothing: Fraction = 0.1
+) -> Machine:
     """Draw more from the sets where the policy fails more: exponentiated gradient ascent on the weights q of K sets.
 
     With S the moving average of a set's share of failures (1 - mean reward), updated for sets in the step's batch,
@@ -85,35 +88,31 @@ def adversarial_sets(column: str, rate: NonNegative = 0.1, floor: Fraction = 0.5
     and draws use the mixture of q and the uniform weights 1/K that is nearest to q and has an entropy of at least
     floor log K. Within a set prompts are drawn uniformly.
     """
+    names, place = sets_of(facts, column)
+    K = len(names)
 
-    def make(facts: PromptFacts) -> Machine:
-        names, place = sets_of(facts, column)
-        K = len(names)
+    def observe(state: State, outcome: Outcome) -> State:
+        at, mean = place[outcome.results.ids], outcome.results.mean
+        count = np.bincount(at, minlength=K)
+        failed = np.bincount(at, 1 - mean, K) / np.maximum(count, 1)
+        S = np.where(np.isnan(state["loss"]), failed, state["loss"] + smoothing * (failed - state["loss"]))
+        S = np.where(count > 0, S, state["loss"])
+        known = ~np.isnan(S)
+        pull = np.where(known, S - np.mean(S[known]), 0.0) if known.any() else np.zeros(K)
+        log_q = state["log_weights"] + rate * pull
+        return {"loss": S, "log_weights": log_q - np.log(np.sum(np.exp(log_q - log_q.max()))) - log_q.max()}
 
-        def observe(state: State, outcome: Outcome) -> State:
-            at, mean = place[outcome.results.ids], outcome.results.mean
-            count = np.bincount(at, minlength=K)
-            failed = np.bincount(at, 1 - mean, K) / np.maximum(count, 1)
-            S = np.where(np.isnan(state["loss"]), failed, state["loss"] + smoothing * (failed - state["loss"]))
-            S = np.where(count > 0, S, state["loss"])
-            known = ~np.isnan(S)
-            pull = np.where(known, S - np.mean(S[known]), 0.0) if known.any() else np.zeros(K)
-            log_q = state["log_weights"] + rate * pull
-            return {"loss": S, "log_weights": log_q - np.log(np.sum(np.exp(log_q - log_q.max()))) - log_q.max()}
+    def weights(state: State) -> Array:
+        if len(state["log_weights"]) != K:
+            raise InputError(f"the column {column!r} has {K} sets, but its state is of another number: undo that")
+        return with_entropy(np.exp(state["log_weights"]), floor)
 
-        def weights(state: State) -> Array:
-            if len(state["log_weights"]) != K:
-                raise InputError(f"the column {column!r} has {K} sets, but its state is of another number: undo that")
-            return with_entropy(np.exp(state["log_weights"]), floor)
-
-        return Machine(
-            {"loss": np.full(K, np.nan), "log_weights": np.full(K, -np.log(K))},
-            score=lambda state, prompts, random: set_scores(weights(state), place[prompts.ids]),
-            observe=observe,
-            metrics=lambda state: {f"weight/{name}": float(q) for name, q in zip(names, weights(state), strict=True)},
-        )
-
-    return make
+    return Machine(
+        {"loss": np.full(K, np.nan), "log_weights": np.full(K, -np.log(K))},
+        score=lambda state, prompts, random: set_scores(weights(state), place[prompts.ids]),
+        observe=observe,
+        metrics=lambda state: {f"weight/{name}": float(q) for name, q in zip(names, weights(state), strict=True)},
+    )
 
 
 def with_entropy(q: Array, floor: float) -> Array:
@@ -160,3 +159,94 @@ def set_scores(shares: Array, place: Array) -> Array:
     count = np.bincount(place, minlength=len(shares))
     with np.errstate(divide="ignore"):
         return (np.log(shares) - np.log(np.maximum(count, 1)))[place]
+
+
+Measure = Callable[[Step], tuple[Array, Array]]  # the prompts of a step, ids int[n], and how far each is solved, f64[n]
+
+
+def mean_reward(step: Step) -> tuple[Array, Array]:
+    """The mean reward of each prompt's samples, each clipped to [0, 1]."""
+    results = results_of(step)
+    return results.ids, results.mean
+
+
+@batch_part
+def drop_solved(
+    facts: PromptFacts,
+    at: Fraction = 1.0,
+    visits: Annotated[int, Range(least=1, most=255)] = 1,
+    back: Count | None = None,
+    *,
+    measure: Measure = mean_reward,
+    start: NonNegativeInt = 0,
+) -> Machine:
+    """Drop prompts whose `measure` is at least `at` in `visits` visits in a row.
+
+    back: steps after which a dropped prompt is drawn again (None: never). If it is then not solved, it stays; the
+    metric curriculum/returned counts those. start: visits count from this step on.
+    """
+
+    def left_out(state: State, prompts: Prompts) -> Array:
+        since = state["since"][prompts.ids]
+        out = since >= 0
+        return where(Why.SOLVED, out if back is None else out & (prompts.step - since < back))
+
+    def observe(state: State, outcome: Outcome) -> State:
+        step = outcome.before.step
+        if step < start:
+            return {}
+        ids, solved = measure(outcome.step)
+        streak = np.where(solved >= at, np.minimum(state["streak"][ids].astype(np.int64) + 1, 255), 0)
+        out, was = streak >= visits, state["since"][ids] >= 0
+        return {
+            "since": changed(state["since"], ids, np.where(out, step, -1)),
+            "streak": changed(state["streak"], ids, streak),
+            "returned": state["returned"] + int(np.sum(was & ~out)),
+        }
+
+    def metrics(state: State) -> dict[str, float]:
+        return {"returned": float(state["returned"])} if back is not None or state["returned"] else {}
+
+    empty = {"since": np.full(facts.size, -1, np.int32), "streak": np.zeros(facts.size, np.uint8), "returned": 0}
+    return Machine(empty, excluded=left_out, observe=observe, metrics=metrics, reasons=(Why.SOLVED,))
+
+
+@batch_part
+def staged(
+    facts: PromptFacts,
+    column: str,
+    steps: Count,
+    earlier: Annotated[float, Range(least=0, below=1)] = 0.0,
+    order: Sequence[Any] = (),
+) -> Machine:
+    """Stages of `steps` steps each, one for each value of a column; the last stage lasts to the end of the run.
+
+    Values are in ascending order, or in the `order` given. earlier: the share of prompts of earlier stages.
+    Raises InputError where the order lacks a value of the column.
+    """
+    names, place = sets_of(facts, column)
+    if order:
+        if unknown := [name for name in names if name not in order]:
+            raise InputError(f"the order of stages has no {unknown[0]!r}, which the column {column!r} has: add it")
+        ranks = np.array([list(order).index(name) for name in names], np.int32)
+        place = np.unique(ranks[place], return_inverse=True)[1].astype(np.int32)
+    last = int(place.max())
+
+    def stage(step: int) -> int:
+        return min(step // steps, last)
+
+    def left_out(state: State, prompts: Prompts) -> Array:
+        mine, now = place[prompts.ids], stage(prompts.step)
+        return where(Why.LATER, mine > now) + where(Why.EARLIER, (mine < now) & (earlier == 0))
+
+    def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
+        current = (place[prompts.ids] == stage(prompts.step)).astype(np.int32)
+        return set_scores(np.array([earlier, 1 - earlier]), current)
+
+    def observe(state: State, outcome: Outcome) -> State:
+        return {"stage": stage(outcome.before.step + 1)}
+
+    return Machine(
+        {"stage": 0}, score, left_out, observe=observe, metrics=lambda state: {"stage": float(state["stage"])},
+        reasons=(Why.LATER, Why.EARLIER) if earlier == 0 else (Why.LATER,),
+    )  # fmt: skip

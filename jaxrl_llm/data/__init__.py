@@ -12,27 +12,14 @@ if TYPE_CHECKING:
     from jaxrl_llm.data.stream import PromptStream
 
 __all__ = [
-    "PromptFormat",
-    "PromptStream",
-    "conflicting",
-    "encode_prompt",
-    "is_conversation",
-    "load_prompts",
-    "prompt_text",
-    "rows_digest",
-    "without",
-]
-
+    "PromptFormat", "PromptStream", "conflicting", "encode_prompt", "is_conversation", "load_prompts", "prompt_text",
+    "rows_digest", "without",
+]  # fmt: skip
 _MODULES = {
-    "PromptFormat": "chat.rendering",
-    "PromptStream": "stream",
-    "conflicting": "load",
-    "encode_prompt": "chat.encode",
-    "is_conversation": "chat.encode",
-    "load_prompts": "load",
-    "prompt_text": "chat.encode",
-    "rows_digest": "prompt_rows",
-    "without": "load",
+    "chat.encode": "encode_prompt is_conversation prompt_text",
+    "chat.rendering": "PromptFormat",
+    "load": "conflicting load_prompts without",
+    "prompt_rows": "rows_digest",
+    "stream": "PromptStream",
 }
-
 __getattr__ = imported_at_first_use(__name__, _MODULES)

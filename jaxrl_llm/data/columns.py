@@ -3,14 +3,13 @@
 Of preference data the prompt may be the common beginning of two responses, and some rows teach nothing.
 """
 
-from __future__ import annotations
-
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.data.chat.encode import is_conversation, preview
+from jaxrl_llm.data.chat.messages import without_none
 from jaxrl_llm.utils.errors import InputError, several, shown
 
 CHOSEN, REJECTED, COMPLETION, LABEL = "chosen", "rejected", "completion", "label"
@@ -35,13 +34,11 @@ _SPEAKERS = {
 class Found(NamedTuple):
     """The prompt of a row and what else its columns were found to hold."""
 
-    prompt: Any
-    """[] of a row that is a whole text, which is its "completion"."""
+    prompt: Any  # [] of a row that is a whole text, which is its "completion"
     answer: dict[str, Any]
     """{"answer": value}, or {} where the row has none, or has it under that name; the responses after their prompt,
     which is the last message of a conversation, "completion"."""
-    said: str
-    """Which columns they are, for a line; "" where they have the names that they need."""
+    said: str  # which columns they are, for a line; "" where they have the names that they need
 
 
 def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_column: str | None) -> Found:
@@ -63,7 +60,7 @@ def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_c
         return Found([], {"completion": row[TEXT]}, f"rows are whole texts, from the column {TEXT}")
     column = prompt_column or prompt_column_of(row, where)
     prompt, named = as_messages(row[column], where), column
-    answer = answer_column or answer_column_of(row, column)
+    answer = answer_column or next((name for name in ANSWERS if name != column and has(row, name)), None)
     found = {} if answer in (None, "answer") else {"answer": value_of(row, str(answer))}
     from_answer = answer
     if prompt_column is not None:
@@ -99,30 +96,12 @@ def prompt_column_of(row: Mapping[str, Any], where: str) -> str:
     for name in PROMPTS:
         if name in row:
             return name
+    names = [name for name in sorted(row) if name.isidentifier()][:2] or ["COLUMN"]
     raise InputError(
         f"{where}: no column is known to hold the prompt ({', '.join(PROMPTS)}): name one with --prompt-column "
         "(prompt_column), or write the prompt from columns with --prompt-template (prompt_template), such as "
-        f"'{_example(row)}'; the columns are: {', '.join(sorted(row)) or 'none'}"
+        f"'{', '.join(f'{name} {{{name}}}' for name in names)}'; the columns are: {', '.join(sorted(row)) or 'none'}"
     )
-
-
-def _example(row: Mapping[str, Any]) -> str:
-    """A template of a row's columns, for an error.
-
-    >>> _example({"target": 9, "nums": [4, 5]})
-    'nums {nums}, target {target}'
-    """
-    names = [name for name in sorted(row) if name.isidentifier()][:2] or ["COLUMN"]
-    return ", ".join(f"{name} {{{name}}}" for name in names)
-
-
-def answer_column_of(row: Mapping[str, Any], prompt_column: str) -> str | None:
-    """The column, or entry of a column, that holds the answer; None if the row has none of ANSWERS.
-
-    >>> answer_column_of({"prompt": "a", "reward_model": {"ground_truth": "4"}}, "prompt")
-    'reward_model.ground_truth'
-    """
-    return next((name for name in ANSWERS if name != prompt_column and has(row, name)), None)
 
 
 def has(row: Mapping[str, Any], name: str) -> bool:
@@ -222,10 +201,10 @@ def with_prompt(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     chosen, rejected = row[CHOSEN], row[REJECTED]
     if is_conversation(chosen) and is_conversation(rejected):
-        count = 0
-        while count < min(len(chosen), len(rejected)) and _same(chosen[count], rejected[count]):
-            count += 1
-        while count and (count >= min(len(chosen), len(rejected)) or chosen[count - 1]["role"] == "assistant"):
+        most = min(len(chosen), len(rejected))
+        pairs = zip(without_none(chosen), without_none(rejected), strict=False)  # Arrow fills up structs with None
+        count = next((at for at, (one, other) in enumerate(pairs) if one != other), most)
+        while count and (count >= most or chosen[count - 1]["role"] == "assistant"):
             count -= 1
     elif isinstance(chosen, str) and isinstance(rejected, str):
         most = min(len(chosen.rstrip()), len(rejected.rstrip())) - 1
@@ -243,11 +222,6 @@ def with_prompt(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: there is no prompt, and chosen and rejected begin differently: give a column prompt"
         )
     return {"prompt": chosen[:count], CHOSEN: chosen[count:], REJECTED: rejected[count:]}
-
-
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two messages are equal, but for keys that are None, with which Arrow fills up structs."""
-    return {k: x for k, x in one.items() if x is not None} == {k: x for k, x in other.items() if x is not None}
 
 
 def _is_empty(said: Any) -> bool:

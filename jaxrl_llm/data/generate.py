@@ -3,8 +3,6 @@
 With options far from a task's defaults, items are generated in a subprocess.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util
@@ -12,13 +10,12 @@ import json
 import math
 import os
 import pickle
-import queue
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -99,23 +96,18 @@ def serve() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    out = os.fdopen(os.dup(1), "wb")
+    out = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # output printed by a task must not mix with the items
-
-    def send(*message: Any) -> None:
-        pickle.dump(message, out)
-        out.flush()
-
     try:
         request = pickle.load(sys.stdin.buffer)
         import reasoning_gym  # noqa: F401 (here, so that the first item's time does not include the import)
 
-        send("ready", None)
+        out.send(("ready", None))
         for item in _items(*request):
-            send("item", item)
-        send("end", None)
+            out.send(("item", item))
+        out.send(("end", None))
     except Exception as error:
-        send("error", _reason(error))
+        out.send(("error", _reason(error)))
 
 
 def _items(task: str, seed: int, size: dict[str, int], options: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -129,18 +121,19 @@ def _generate_apart(task: str, seed: int, size: dict[str, int], options: dict[st
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdin is not None
     assert process.stdout is not None
-    messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(process.stdout, messages), daemon=True).start()
+    messages = Connection(os.dup(process.stdout.fileno()), writable=False)
     items: list[dict[str, Any]] = []
     timeout = _START_TIMEOUT
     try:
         with contextlib.suppress(BrokenPipeError), process.stdin:
             pickle.dump((task, seed, size, options), process.stdin)
         while True:
+            if not messages.poll(timeout):
+                raise _cannot(task, options, f"no item in {timeout:g} s; give smaller options")
             try:
-                kind, value = messages.get(timeout=timeout)
-            except queue.Empty:
-                raise _cannot(task, options, f"no item in {timeout:g} s; give smaller options") from None
+                kind, value = messages.recv()
+            except Exception:  # the end of the stream, or a truncated message
+                raise _cannot(task, options, "its process ended; give smaller options") from None
             timeout = _TIMEOUT
             if kind == "item":
                 items.append(value)
@@ -149,17 +142,10 @@ def _generate_apart(task: str, seed: int, size: dict[str, int], options: dict[st
             elif kind != "ready":
                 raise _cannot(task, options, value)
     finally:
+        messages.close()
+        process.stdout.close()
         process.kill()
         process.wait()
-
-
-def _receive(stream: BinaryIO, messages: queue.SimpleQueue[tuple[str, Any]]) -> None:
-    try:
-        with stream:
-            while True:
-                messages.put(pickle.load(stream))
-    except Exception:  # end of the stream, or a truncated message
-        messages.put(("lost", "its process ended; give smaller options"))
 
 
 def _check_option(task: str, name: str, value: Any, fields: dict[str, dataclasses.Field[Any]]) -> None:

@@ -18,7 +18,7 @@ from jaxrl_llm.data.columns import Found, find, has, prompt_column_of
 from jaxrl_llm.data.generate import PREFIX, generate
 from jaxrl_llm.data.prompt_rows import PromptRows, canonical, rows_as_drawn
 from jaxrl_llm.data.sources.files import Row, format_of, lacking, located, read_rows
-from jaxrl_llm.data.sources.hub import hub_rows, is_hub_data
+from jaxrl_llm.data.sources.hub import is_hub_data
 from jaxrl_llm.data.sources.random_access import RandomAccess, open_records, row_of
 from jaxrl_llm.data.stream import whole_number
 from jaxrl_llm.data.template import Template, columns_of, fill, read_template
@@ -133,18 +133,17 @@ def _tell_of_shards(source: str, say: Callable[[str], object]) -> None:
 
 
 def _rows_of(source: str, limit: int | None) -> Iterator[Row]:
-    if is_hub_data(source):
-        yield from hub_rows(source, limit)
-        return
-    with naming_url(source):
-        found = located(source)
-        if isinstance(found, Path) or format_of(found[0]) != "array_record":
-            yield from read_rows(found, limit)
-            return
+    if not is_hub_data(source):
+        with naming_url(source):
+            found = located(source)
+            if isinstance(found, list) and format_of(found[0]) != "array_record":
+                yield from read_rows(found)
+                return
     records = open_records(source)
     assert records is not None
-    for start in range(0, len(records), _TOGETHER):
-        some = range(start, min(start + _TOGETHER, len(records)))
+    count = len(records) if limit is None else min(limit, len(records))
+    for start in range(0, count, _TOGETHER):
+        some = range(start, min(start + _TOGETHER, count))
         yield from (row_of(x, records.where(i)) for i, x in zip(some, records.read(some), strict=True))
 
 
@@ -240,19 +239,15 @@ class _Finish:
         """The row with its "prompt" and, if there is one, its "answer"."""
         found = self.found(row, where)
         prompt, column = found.prompt, self.prompt_column or "prompt"
+        whole = whole_text({**found.answer, "prompt": prompt})
         if self.template is not None:
             if not isinstance(prompt, str):
                 raise InputError(
                     f"{where}: the prompt is a list of messages, for which there can be no prompt_template"
                 )
             prompt = fill(self.template, {**row, **found.answer, "prompt": prompt}, where)
-        elif (
-            not isinstance(prompt, str)
-            and not is_conversation(prompt)
-            and whole_text({**found.answer, "prompt": prompt}) is None
-        ):
-            kind = f"{column!r} must be a string or a list of messages"
-            raise InputError(f"{where}: {kind}, found {preview(prompt)}")
+        elif not isinstance(prompt, str) and not is_conversation(prompt) and whole is None:
+            raise InputError(f"{where}: {column!r} must be a string or a list of messages, found {preview(prompt)}")
         if fault := fault_of(prompt):
             raise InputError(f"{where}: {column!r} is not a valid prompt: {fault}")
         return {**row, **found.answer, "prompt": prompt}
@@ -271,7 +266,6 @@ class _Finish:
         return find(row, where, self.prompt_column or prompt_column_of(row, where), self.answer_column)
 
     def tell(self, source: str, row: Row, say: Callable[[str], object]) -> None:
-        """Say which columns were chosen, if they have other names."""
         if text := self.found(row, source).said:
             say(f"{source}: {text}")
 

@@ -1,7 +1,5 @@
 """Rows of a data set with the token ids of their prompts."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections import OrderedDict
@@ -73,13 +71,6 @@ class PromptSet(NamedTuple):
     encode: Callable[..., list[int]] | None = None  # (prompt, row=None) -> token ids, encoded as these were
 
 
-class Drawn(NamedTuple):
-    """A row that was read, and the token ids of its prompt; none if it is dropped."""
-
-    row: dict[str, Any]
-    ids: list[int]
-
-
 def encode_rows(
     tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_tokens: int, long_prompts: str, system_prompt: str | None,
     format: PromptFormat | None = None, dialect: bool = False, vocabulary: int | None = None,
@@ -106,7 +97,8 @@ def encode_rows(
         kept.append(row)
         ids.append(fitting)
     if not kept:
-        raise InputError(f"{_all(len(rows))} more than {max_tokens} tokens: raise max_prompt_tokens")
+        every = "the only prompt has" if len(rows) == 1 else f"all {len(rows):,} prompts have"
+        raise InputError(f"{every} more than {max_tokens} tokens: raise max_prompt_tokens")
 
     _tell(tokenizer, rows[:SAMPLED], format)
     return PromptSet(kept, ids, skipped, shortened, encode=encode)
@@ -148,9 +140,10 @@ def encode_as_drawn(
         except InputError as error:
             raise InputError(f"{where}, {shown(row['prompt'])}: {error}") from None
 
-    def load(numbers: list[int]) -> list[Drawn]:
+    def load(numbers: list[int]) -> list[tuple[dict[str, Any], list[int]]]:
+        """Rows with the token ids of their prompts; none of a prompt that is dropped."""
         found = zip(numbers, rows.rows(numbers), strict=True)
-        return [Drawn(row, [] if same(row) in unwanted else encoded(row, rows.where(number))) for number, row in found]
+        return [(row, [] if same(row) in unwanted else encoded(row, rows.where(number))) for number, row in found]
 
     if not any([encoded(row, where) for where, row in rows.sample]):
         raise InputError(
@@ -160,7 +153,7 @@ def encode_as_drawn(
     _tell(tokenizer, [row for _, row in rows.sample], format)
     drawn = Ahead(load, workers, lambda number: int(rows.order[number]))
     return PromptSet(
-        _Lookup(len(rows), lambda number: drawn[number].row), _Lookup(len(rows), lambda number: drawn[number].ids),
+        _Lookup(len(rows), lambda number: drawn[number][0]), _Lookup(len(rows), lambda number: drawn[number][1]),
         shortened=None if long_prompts == "truncate" else 0, ahead=drawn.start,
         encode=encode,
     )  # fmt: skip
@@ -195,10 +188,6 @@ def check_vocabulary(ids: Sequence[int], vocabulary: int | None) -> None:
             f"it has the token id {max(ids)}, but the model's vocabulary has {vocabulary}: the tokenizer is another "
             "model's, or has tokens that were added without embeddings"
         )
-
-
-def _all(count: int) -> str:
-    return "the only prompt has" if count == 1 else f"all {count:,} prompts have"
 
 
 def _fit(ids: list[int], max_tokens: int, long_prompts: str) -> list[int]:

@@ -1,7 +1,5 @@
 """Rows of process reward models: solutions in steps, each of which has a label at its end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """An infinite, reshuffled stream of prompt batches whose position can be saved and restored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from numbers import Integral
 from typing import Any
@@ -107,7 +105,6 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
 
 
 def _is_alike(state: Any, other: Any) -> bool:
-    """Whether two states have the same keys and types of values, and no number is negative."""
     if isinstance(other, dict):
         return (
             isinstance(state, dict)

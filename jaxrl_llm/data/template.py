@@ -1,7 +1,5 @@
 """Prompt templates: `str.format` text over the columns of a row, with bounds on its length."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Mapping

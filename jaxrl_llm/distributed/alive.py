@@ -5,8 +5,6 @@ A host that fails leaves its words there, and the others end with them. One that
 the others have shown that they live.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

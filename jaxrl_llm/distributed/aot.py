@@ -9,8 +9,6 @@ Inside, functions decorated with `compiled` return shapes with the shardings tha
 program gives can be given to the next. So the host code that runs a step is also what plans it.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Figures are those that Google's pages on each TPU version (docs.cloud.google.com
 data sheets state. A link's rate is what a chip sends: half of a rate that counts both directions, over all its links.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -47,35 +45,23 @@ class Chip(NamedTuple):
 _FUSION = "xla_tpu_enable_async_collective_fusion"
 # By themselves only v5e's programs have all-gathers that products carry on beside their own work.
 BESIDE_PRODUCTS = tuple(
-    (name, "true")
-    for name in (
-        "xla_enable_async_all_gather",
-        _FUSION,
-        f"{_FUSION}_fuse_all_gather",
-        f"{_FUSION}_multiple_steps",
+    (name, "true") for name in (
+        "xla_enable_async_all_gather", _FUSION, f"{_FUSION}_fuse_all_gather", f"{_FUSION}_multiple_steps",
         "xla_tpu_overlap_compute_collective_tc",
     )
-)
+)  # fmt: skip
 # Not those with which elementwise work carries collectives too (..._fuse_kloop_fusions): they save v5e 1 % of an update
 # of Qwen3-8B, and the compiler aborts on one of SmolLM2. Nor Pallas kernels, whose VMEM the collectives would take.
 
+# By default a fusion has 16 MiB of v6e's 128 MiB of VMEM: its products wait for the main memory.
+_MORE_VMEM = (("xla_tpu_scoped_vmem_limit_kib", str(96 * 1024)),)
 TPUS = {
     chip.name: chip
     for chip in (
         Chip("v4", 32, 275, 1228, 300, 1.05, sparse_cores=True),
         Chip("v5e", 16, 197, 819, 200, 1.5),
-        Chip("v5p", 95, 459, 2765, 600, 1.75, sparse_cores=True, compiler_options=BESIDE_PRODUCTS),
-        # By default a fusion has 16 MiB of v6e's 128 MiB of VMEM: its products wait for the main memory.
-        Chip(
-            "v6e",
-            32,
-            918,
-            1638,
-            400,
-            1.75,
-            sparse_cores=True,
-            compiler_options=(("xla_tpu_scoped_vmem_limit_kib", str(96 * 1024)), *BESIDE_PRODUCTS),
-        ),
+        Chip("v5p", 95, 459, 2765, 600, 1.75, 1, True, BESIDE_PRODUCTS),
+        Chip("v6e", 32, 918, 1638, 400, 1.75, 1, True, (*_MORE_VMEM, *BESIDE_PRODUCTS)),
         Chip("tpu7x", 96, 1153, 3690, 300, each=2, sparse_cores=True),
     )
 }

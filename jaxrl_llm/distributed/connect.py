@@ -5,8 +5,6 @@ outlives its host by some seconds. When process 0 is killed, JAX would abort all
 with the service still there, they find out themselves which host is silent.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

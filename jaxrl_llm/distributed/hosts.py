@@ -8,8 +8,6 @@ The hosts of a mesh sample in units. A unit is as few hosts as hold whole rows o
 one host, and several where a model needs more devices than a host has.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from collections import Counter
@@ -81,14 +79,10 @@ ALONE = Hosts()
 
 def all_hosts() -> Hosts:
     """The processes of this JAX program; see `jax.distributed`."""
-    count = jax.process_count()
-    return ALONE if count == 1 else Hosts(jax.process_index(), count, _gather)
-
-
-def _gather(value: Any) -> list[Any]:
     from jax.experimental.multihost_utils import process_allgather
 
-    return gather_through(process_allgather, value)
+    count, gather = jax.process_count(), partial(gather_through, process_allgather)
+    return ALONE if count == 1 else Hosts(jax.process_index(), count, gather)
 
 
 def gather_through(exchange: Callable[[np.ndarray], Any], value: Any) -> list[Any]:
@@ -190,7 +184,6 @@ def to_numpy(tree: Any, mesh: Mesh) -> Any:
 
 
 def _shared(mesh: Mesh) -> bool:
-    """Whether other processes have devices of the mesh."""
     return not all(_is_own(device) for device in mesh.devices.flat)
 
 

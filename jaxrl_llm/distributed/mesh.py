@@ -1,7 +1,5 @@
 """Meshes, and the arrays on them: replicated, with rows sharded, or in the host's memory."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.core.arguments.checks import checked
 from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.distributed.aot import place
-from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, MESH_AXES, SEQUENCE, TENSOR, row_axes
+from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, MESH_AXES, ROWS, SEQUENCE, TENSOR, axes_of
 from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.distributed")
@@ -81,27 +79,28 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     """
     if not devices:
         raise InputError("a mesh needs at least one device")
-    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    types, shape = (jax.sharding.AxisType.Auto,) * len(sizes), tuple(sizes.values())
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    if slices == 1 and not _is_box(devices):
-        arranged = np.empty(len(devices), object)
-        arranged[:] = devices
-        return Mesh(_by_process(arranged.reshape(tuple(sizes.values()))), tuple(sizes), axis_types=types)
-    if slices == 1:
-        shape = tuple(sizes.values())
+    if slices > 1:
+        between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
+        if between is None:
+            raise InputError(
+                f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}"
+            )
+        outer = [slices if name == between else 1 for name in sizes]
+        inner = [size // count for size, count in zip(shape, outer, strict=True)]
+        arranged = create_hybrid_device_mesh(inner, outer, devices)
+    elif _is_box(devices):
         try:
             arranged = jax.make_mesh(shape, tuple(sizes), axis_types=types, devices=devices).devices
         except NotImplementedError:  # an axis is a part of one of the slice's
             arranged = create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return Mesh(_by_process(arranged), tuple(sizes), axis_types=types)
-    between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
-    if between is None:
-        raise InputError(
-            f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}"
-        )
-    outer = [slices if name == between else 1 for name in sizes]
-    inner = [size // count for size, count in zip(sizes.values(), outer, strict=True)]
-    return Mesh(_by_process(create_hybrid_device_mesh(inner, outer, devices)), tuple(sizes), axis_types=types)
+    else:
+        arranged = np.fromiter(devices, object, len(devices)).reshape(shape)
+    # Those of each process next to each other, else in their order.
+    ordered = sorted(arranged.flat, key=lambda device: device.process_index)
+    arranged = np.fromiter(ordered, object, len(ordered)).reshape(arranged.shape)
+    return Mesh(arranged, tuple(sizes), axis_types=types)
 
 
 def _is_box(devices: Sequence[Any]) -> bool:
@@ -111,13 +110,6 @@ def _is_box(devices: Sequence[Any]) -> bool:
         return True
     cores = len({getattr(device, "core_on_chip", 0) for device in devices})
     return math.prod(max(along) + 1 for along in zip(*places, strict=True)) * cores == len(devices)
-
-
-def _by_process(devices: np.ndarray) -> np.ndarray:
-    """An array of devices with those of each process next to each other, else in their order."""
-    ordered = np.empty(devices.size, object)
-    ordered[:] = sorted(devices.flat, key=lambda device: device.process_index)
-    return ordered.reshape(devices.shape)
 
 
 @checked
@@ -195,7 +187,7 @@ def to_mesh(batch: Any, mesh: Mesh) -> Any:
 
 def on_rows(mesh: Mesh) -> NamedSharding:
     """The sharding of the rows of a batch."""
-    return NamedSharding(mesh, PartitionSpec(row_axes(mesh)))
+    return NamedSharding(mesh, PartitionSpec(axes_of(mesh, ROWS)))
 
 
 def check_rows(rows: int, minibatches: int, micro_batches: int, devices: int) -> None:

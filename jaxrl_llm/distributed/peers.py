@@ -4,8 +4,6 @@ Messages are pickles, which both sides take from nobody who does not know the ke
 They are not encrypted: both sides belong in one private network.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

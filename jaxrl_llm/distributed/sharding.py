@@ -16,8 +16,6 @@ policy has the mesh (`models.placement`).
 What does not divide is replicated; `describe_sharding` says so.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable
@@ -199,13 +197,6 @@ def bytes_to_move(tree: Any, shardings: Any) -> int:
     return total
 
 
-def _may_share(x: jax.Array, sharding: Any) -> bool:
-    """Whether the new array may be in the memory of the old one: some device holds the same part of both."""
-    old = _regions(x.sharding, x.shape)
-    new = _regions(sharding, x.shape)
-    return _memory(x.sharding) == _memory(sharding) and any(old.get(device) == part for device, part in new.items())
-
-
 def reshard(tree: Any, shardings: Any, donate: bool = False) -> tuple[Any, Moved]:
     """Lay out a whole tree as `shardings` (the same pytree, or a prefix of it) says, and wait until it is done.
 
@@ -222,7 +213,12 @@ def reshard(tree: Any, shardings: Any, donate: bool = False) -> tuple[Any, Moved
     # does not, it still keeps old arrays whose shards are of other sizes.
     if donate:
         pairs = list(zip(jax.tree.leaves(tree), jax.tree.leaves(jax.tree.broadcast(shardings, tree)), strict=True))
-        arrays = [(x, _may_share(x, sharding)) for x, sharding in pairs if isinstance(x, jax.Array)]
+
+        def may_share(x: jax.Array, new: Any) -> bool:  # where some device holds the same part of both
+            old, parts = _regions(x.sharding, x.shape), _regions(new, x.shape).items()
+            return _memory(x.sharding) == _memory(new) and any(old.get(device) == part for device, part in parts)
+
+        arrays = [(x, may_share(x, sharding)) for x, sharding in pairs if isinstance(x, jax.Array)]
         kept = {id(x) for x, shared in arrays if shared}  # one array may stand in several places of the tree
         for x, _ in arrays:
             if id(x) not in kept:

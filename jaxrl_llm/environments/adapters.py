@@ -24,7 +24,7 @@ from typing import Any, Self
 from jaxrl_llm.core.arguments.checks import checked
 from jaxrl_llm.core.arguments.ranges import Count, Seconds
 from jaxrl_llm.data.chat.calls import Reply
-from jaxrl_llm.environments.copies import deep_copy, own_or_deep_copy
+from jaxrl_llm.environments.copies import deep_copy
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite, flag
 from jaxrl_llm.environments.tools.base import SECONDS, Tool, Toolbox, result_text
 from jaxrl_llm.utils.errors import InputError, shown, unknown
@@ -132,8 +132,6 @@ def _user(text: Any) -> list[dict[str, str]]:
 
 
 class _Adapter:
-    """An object of another library as an environment."""
-
     tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, world: Any) -> None:
@@ -147,7 +145,8 @@ class _Adapter:
     def copy(self) -> Self:
         """By the object's own `copy`, else a deep one; see `copies.deep_copy`."""
         other = copy.copy(self)
-        other._world = own_or_deep_copy(self._world)
+        own = getattr(type(self._world), "copy", None)
+        other._world = deep_copy(self._world) if own is None else self._world.copy()
         return other
 
 

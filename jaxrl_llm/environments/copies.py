@@ -157,12 +157,14 @@ class Replayable:
             )
         if count == len(self._replies):
             try:
-                return self._with(await _as_it_is(self._world), count)
+                world = await _as_it_is(self._world)
             except NotCopiedError as error:
-                why = str(error)
-        else:
-            why = "it was asked for as it was before"
-        return await self._replayed(count, why)
+                return await self._replayed(count, str(error))
+            other = copy.copy(self)
+            other._world, other._generators = world, self._generators.copy()
+            other._replies, other._answers, other.seen = [*self._replies], [*self._answers], [*self.seen]
+            return other
+        return await self._replayed(count, "it was asked for as it was before")
 
     async def _replayed(self, count: int, why: str) -> Replayable:
         other = Replayable(self._make, self._row, self._seed)
@@ -197,13 +199,6 @@ class Replayable:
             "Give it a method copy(), or let its answers follow from its row, its seed and the replies alone"
         )
 
-    def _with(self, world: Environment, count: int) -> Replayable:
-        other = copy.copy(self)
-        other._world, other._generators = world, self._generators.copy()
-        other._replies, other._answers = self._replies[:count], self._answers[: count + 1]
-        other.seen = self.seen[: count + 1]
-        return other
-
     def _note(self, seen: Any) -> Observation:
         if not isinstance(seen, Observation):
             raise RuntimeError(f"it returns {shown(seen)}, but must return an Observation")
@@ -231,11 +226,6 @@ async def _as_it_is(world: Environment) -> Any:
     if errors:
         raise errors[0]
     return found
-
-
-def own_or_deep_copy(world: Any) -> Any:
-    """A copy by a method `copy` of its class, else a deep one. Raises as `deep_copy` does."""
-    return deep_copy(world) if getattr(type(world), "copy", None) is None else world.copy()
 
 
 def deep_copy(value: Any) -> Any:

@@ -1,7 +1,5 @@
 """Games of several players in words, whose solutions are known: matrix games, Kuhn poker, advice, and talk."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,7 +28,7 @@ class TextGame:
     def __init__(self, game: Node) -> None:
         expect("the game", game, Node)
         self.node = with_forfeits(game)
-        self.players = _players(game)
+        self.players = len(next(node.payoffs for node in nodes(game) if node.player == END))
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """What the first player knows."""
@@ -117,12 +115,6 @@ def told(information: str, said: Mapping[str, str]) -> str:
 
 def _said(text: str) -> Message:
     return {"role": "user", "content": text}
-
-
-def _players(game: Node) -> int:
-    while game.player != END:
-        game = game.children[0]
-    return len(game.payoffs)
 
 
 def kuhn(row: Mapping[str, Any]) -> TextGame:

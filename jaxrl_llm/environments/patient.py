@@ -1,7 +1,5 @@
 """A simulated patient, whom the policy asks and then gives a diagnosis: a dialogue in words, scored reply by reply."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ An environment is any object with `reset`, `step` and `tools`, and perhaps `clos
 Gymnasium, TextArena and TextWorld become such objects in `jaxrl_llm.environments.adapters`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Recorded trajectories of an expert as environments: the policy's replies are compared with the expert's actions."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

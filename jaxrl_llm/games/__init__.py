@@ -1,7 +1,5 @@
 """Games with known solutions: trees, exact best responses, regret minimisers, and mixtures over populations."""
 
-from __future__ import annotations
-
 from jaxrl_llm.games.extensive import (
     FORFEIT,
     Node,

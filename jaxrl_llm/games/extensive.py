@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import permutations
 from typing import Any
 
@@ -73,10 +74,8 @@ def information_sets(game: Node) -> dict[str, tuple[int, tuple[str, ...]]]:
     """
     found: dict[str, tuple[int, tuple[str, ...]]] = {}
     for node in nodes(game):
-        if node.player >= 0 and found.setdefault(node.information, (node.player, node.actions)) != (
-            node.player,
-            node.actions,
-        ):
+        own = (node.player, node.actions)
+        if node.player >= 0 and found.setdefault(node.information, own) != own:
             raise InputError(
                 f"the information set {node.information!r} has nodes with different players or actions: name them apart"
             )
@@ -143,13 +142,10 @@ def best_response(game: Node, strategy: Strategy, player: int) -> tuple[dict[str
         for p, child in zip(own, node.children, strict=True):
             visit(child, reach * p)
 
-    chosen: dict[str, int] = {}
-
+    @cache
     def choice(name: str) -> int:
-        if name not in chosen:
-            worth = np.sum([[reach * value(one) for one in node.children] for node, reach in members[name]], axis=0)
-            chosen[name] = int(np.argmax(worth))
-        return chosen[name]
+        worth = np.sum([[reach * value(one) for one in node.children] for node, reach in members[name]], axis=0)
+        return int(np.argmax(worth))
 
     def value(node: Node) -> float:
         if node.player == END:
@@ -230,16 +226,10 @@ def advice_game(enemies: float = 0.5, sayings: Sequence[str] = SIDES) -> Node:
 
 
 def _advised(free: str, role: str, sayings: tuple[str, ...]) -> Node:
-    return Node(
-        ADVISER, f"adviser, {role}: the {free} way is free", sayings,
-        tuple(_walked(free, role, said) for said in sayings),
-    )  # fmt: skip
-
-
-def _walked(free: str, role: str, said: str) -> Node:
     gains = [1.0 if way == free else -1.0 for way in SIDES]
     ends = tuple(Node(payoffs=(gain, gain if role == "a friend" else -gain)) for gain in gains)
-    return Node(WALKER, f"walker: the adviser says {said}", SIDES, ends)
+    heard = tuple(Node(WALKER, f"walker: the adviser says {said}", SIDES, ends) for said in sayings)
+    return Node(ADVISER, f"adviser, {role}: the {free} way is free", sayings, heard)
 
 
 CARDS = ("jack", "queen", "king")  # the higher one wins

@@ -1,7 +1,5 @@
 """Populations of strategies, and meta-solvers: mixtures over members, from what they have against each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Counterfactual regret minimisation, and the rules by which regrets add up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Methods in the laboratory: which of their needs it provides, and whether they can learn there and did."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 
@@ -11,7 +9,7 @@ from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.reporting.credit import compares_samples
-from jaxrl_llm.rollouts.hooked import MEMBERS
+from jaxrl_llm.rollouts.programs import MEMBERS
 from jaxrl_llm.utils.errors import InputError
 
 EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch

@@ -1,10 +1,9 @@
-"""Sampling inside a compiled program: prompts of a task, completions of a policy, and their rewards.
+"""Sampling inside a compiled program: prompts of a task, completions of a policy, their rewards, and its success.
 
 N rows, P prompt tokens, T completion tokens, L = P + T.
 """
 
-from __future__ import annotations
-
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,9 +11,11 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.shapes import INTEGERS, check_array
 from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.in_jax.settings import LabSettings, make_policy
 from jaxrl_llm.in_jax.tasks.task import Task, observed
 from jaxrl_llm.in_jax.turns import Completions, converse, greedy_return, sample_episodes
 from jaxrl_llm.models.by_row import with_members
+from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.forward import empty_cache
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.specs import GIVEN
@@ -166,3 +167,20 @@ def greedy_reward(policy: Policy, params: Params, task: Task, prompts: Array, ke
     drawn = roll_out(policy, params, task, prompts, jax.random.key(0), greedy=True)
     components, reward = jax.vmap(task.score)(prompts, drawn.tokens)
     return reward if key is None else observed(task, key, components, reward)[1]
+
+
+def evaluate_task(
+    params: Params, task: Task, settings: LabSettings, key: Array, prompts: int = 1024, samples: int = 1
+) -> dict[str, Array]:
+    """f32[prompts * samples] each: "reward" and its components, the true ones, of so many sampled completions of each
+    of fresh prompts, those of a prompt next to each other; compiled."""
+    policy = make_policy(task, settings)
+    check_params(policy, params)
+    check_key(key)
+    return _evaluate(policy, params, task._replace(observe=None), key, prompts, samples)
+
+
+@partial(jax.jit, static_argnums=(0, 2, 4, 5))
+def _evaluate(policy: Policy, params: Params, task: Task, key: Array, prompts: int, samples: int) -> dict[str, Array]:
+    batch, _ = sample_batch(policy, params, task, key, 0, prompts, samples)
+    return {"reward": batch.need("reward"), **(batch.rewards or {})}

@@ -1,7 +1,5 @@
 """What shapes a run of the laboratory, and the small decoder that it trains."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import optax

@@ -1,7 +1,5 @@
 """Steps of an update, drawn under jit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

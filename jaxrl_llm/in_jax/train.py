@@ -7,8 +7,6 @@ Prompts, sampling, rewards, advantages and gradient steps are all compiled, so r
     runs = jax.jit(jax.vmap(train, (0, None, None)))(keys, {"learning_rate": jnp.float32(1e-3)}, start)
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections import defaultdict
@@ -104,21 +102,17 @@ def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, giv
 
 @checked_keywords(belonging({"LabSettings({}=...)": LabSettings.__dataclass_fields__}))
 def make_train(
-    task: Task,
-    algorithm: Given,
-    settings: LabSettings = DEFAULTS,
-    without: str | Iterable[str] = (),
+    task: Task, algorithm: Given, settings: LabSettings = DEFAULTS, without: str | Iterable[str] = ()
 ) -> Callable[..., Run]:
     """`train(key, hyperparameters={}, start=None) -> Run`: pure, to be jitted and vmapped.
 
     algorithm: a method's name, an `Algorithm`, a function of hyper-parameters that returns one, or path/to/file.py:NAME
     of either. hyperparameters: numbers by name, "learning_rate" among them; they may be traced. start: parameters to
     start from, also the reference policy; fresh ones without. Groups without a learning signal are kept: there is no
-    resampling (`Algorithm.curriculum`) here.
-    without: parts and needs, as for `--algorithm.without`, that a method lacks here and may go without; also "rollout",
-    "curriculum" and "replay", of which the laboratory has only groups of the task's prompts and pairs (`Task.pairs`).
-    Raises InputError for another task, method or setting, and `train` for another key, number or start, or where a
-    method lacks a part or needs what the laboratory does not provide.
+    resampling (`Algorithm.curriculum`) here. without: parts and needs, as for `--algorithm.without`, that a method
+    lacks here and may go without; also "rollout", "curriculum" and "replay", of which the laboratory has only groups of
+    the task's prompts and pairs (`Task.pairs`). Raises InputError for another task, method or setting, and `train` for
+    another key, number or start, or where a method lacks a part or needs what the laboratory does not provide.
     """
     expect("task", task, Task)
     check_settings(settings)
@@ -258,8 +252,7 @@ def warm_start(key: Array, task: Task, settings: LabSettings, steps: int, learni
         logits = policy.logits_of(params, hidden[:, task.prompt_length - 1 :])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, answers)
         if task.environment is not None:
-            acted = replayed(task.environment, prompts, task.end, answers).acted
-            return jnp.mean(losses, where=acted)
+            return jnp.mean(losses, where=replayed(task.environment, prompts, task.end, answers).acted)
         if task.given is None:
             return jnp.mean(losses)
         places = jax.vmap(jax.vmap(task.given, (None, None, 0)), (0, 0, None))

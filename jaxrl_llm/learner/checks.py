@@ -4,8 +4,6 @@ Types, shapes and dtypes are checked on traced values too; values only where the
 donated buffers.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -23,7 +21,7 @@ from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.utils.errors import InputError, require, shown, unknown
+from jaxrl_llm.utils.errors import InputError, require, shown
 
 
 def check_count(name: str, value: Any) -> None:
@@ -61,12 +59,6 @@ def check_learning(policy: Any, params: Any, frozen: Any = None) -> None:
     if not isinstance(params, dict) or not (frozen is None or isinstance(frozen, dict)):
         check_params(policy, params if not isinstance(params, dict) else frozen)
     check_params(policy, combine(frozen, params))
-
-
-def check_only(only: Any, params: Params) -> None:
-    """`only` is None or names an entry of the parameters."""
-    if only is not None and only not in params:
-        raise unknown("entry of the parameters", only, params)
 
 
 def check_moments(optimizer: optax.GradientTransformation, state: Any, params: Params) -> None:

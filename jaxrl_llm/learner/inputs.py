@@ -1,7 +1,5 @@
 """Inputs of an update: what a method needs beyond a scored batch (`core.needs`), computed from the policies at hand."""
 
-from __future__ import annotations
-
 from jaxrl_llm.core.needs import OF_TEACHER, need_of, of_reference, value_of
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import Trajectories

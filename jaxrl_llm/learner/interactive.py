@@ -8,8 +8,6 @@ for step in range(10):
     state, metrics = update(policy, mine, optimizer, state, batch)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

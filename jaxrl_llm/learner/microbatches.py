@@ -3,8 +3,6 @@
 E epochs, B minibatches (gradient steps) in each, m micro-batches in each of those, n rows in each slice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +19,7 @@ from jaxrl_llm.learner.checks import check_count, known, mark_of
 from jaxrl_llm.learner.packing import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.layers.packed_attention import lanes
-from jaxrl_llm.models.mesh_axes import ROWS, SAMPLED_ROWS, row_axes, row_shards, token_shards
+from jaxrl_llm.models.mesh_axes import ROWS, SAMPLED_ROWS, axes_of, row_shards, token_shards
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -97,7 +95,10 @@ def plan_steps(
     together = int(size[0]) if (size == size[0]).all() and len(size) % parts == 0 else 1
     units = order.reshape(-1, together)
     lengths = here.token_mask.sum(axis=1)[units].sum(axis=1)
-    random = _generator(seed)
+    try:
+        random = np.random.default_rng(seed)
+    except (TypeError, ValueError):
+        raise InputError(f"seed is {shown(seed)}, but must be a whole number, or several, from 0 on") from None
 
     def deal(chosen: np.ndarray) -> list[np.ndarray]:
         """Units of a minibatch to its micro-batches: the longest first, back and forth."""
@@ -126,7 +127,7 @@ def plan_steps(
     whole = NamedSharding(mesh, PartitionSpec())
     # Numbers of all tokens are on all devices along "sequence", whose heads attend to all.
     of_rows, of_actions = (
-        NamedSharding(mesh, PartitionSpec(None, None, None, row_axes(mesh, names))) for names in (ROWS, SAMPLED_ROWS)
+        NamedSharding(mesh, PartitionSpec(None, None, None, axes_of(mesh, names))) for names in (ROWS, SAMPLED_ROWS)
     )
     spread = jax.tree.map(lambda x: of_rows if x.ndim == 5 else of_actions, steps.packing)
     if spread.parent is not None:
@@ -150,13 +151,6 @@ def check_steps(steps: Any, batch: Trajectories) -> None:
         found = mark_of(np.asarray(batch.tokens), np.asarray(batch.token_mask))
         if found != int(steps.mark):
             raise InputError("the steps were planned for a batch of other tokens: plan them for this batch")
-
-
-def _generator(seed: int | Sequence[int]) -> np.random.Generator:
-    try:
-        return np.random.default_rng(seed)
-    except (TypeError, ValueError):
-        raise InputError(f"seed is {shown(seed)}, but must be a whole number, or several, from 0 on") from None
 
 
 def filled(steps: Steps) -> float:

@@ -4,8 +4,6 @@ Its update takes a keyword that optax's chains and masks pass on: with `dry=True
 the result of a step before it is taken (`stays_finite`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names the first part of an update that was not finite, for the error's message."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -91,19 +89,13 @@ def not_finite(
             return "the gradient of the whole (its norm overflows)"
         if state is not None and optimizer is not None:
             grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, learning)
-            if (name := _unsound(optimizer, grads, state, only)) is not None:
+            of_step = jax.jit(stays_finite, static_argnums=(0, 4))
+            flags = jax.device_get(of_step(optimizer, grads, state.optimizer, state.params, only))
+            all_of = [(kind, path, good) for kind, tree in zip(("parameter", "moment"), flags, strict=True)
+                      for path, good in jax.tree_util.tree_leaves_with_path(tree)]  # fmt: skip
+            if (name := next((f"{kind} {_name(path)}" for kind, path, good in all_of if not good), None)) is not None:
                 return f"the updated {name} (by this learning rate, weight decay or epsilon)"
     return "the loss or gradient of a minibatch at the parameters before it"
-
-
-def _unsound(optimizer: optax.GradientTransformation, grads: Params, state: TrainState, only: str | None) -> str | None:
-    """The parameter, or else the moment, that would not be finite after a step."""
-    flags = jax.jit(stays_finite, static_argnums=(0, 4))(optimizer, grads, state.optimizer, state.params, only)
-    for kind, tree in zip(("parameter", "moment"), jax.device_get(flags), strict=True):
-        for path, good in jax.tree_util.tree_leaves_with_path(tree):
-            if not good:
-                return f"{kind} {_name(path)}"
-    return None
 
 
 def refusal(step: int, what: str, finite: float, steps: Steps) -> str:

@@ -11,8 +11,6 @@ Bytes of state for each parameter, by `moments`:
 Parameters kept in bfloat16 have 4 more with `master_copy`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,7 +30,12 @@ from jaxrl_llm.utils.errors import InputError, require
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     """Gradient step -> learning rate. InputError for values out of range."""
-    _check(config, total_steps)
+    if not isinstance(config, OptimizerConfig):
+        raise InputError(f"the optimiser's settings must be an OptimizerConfig, found {type(config).__name__}")
+    if isinstance(total_steps, bool) or not isinstance(total_steps, int | np.integer):
+        raise InputError(f"total_steps is {total_steps!r}, but must be a whole number of gradient steps, at least 1")
+    require("total_steps", int(total_steps), least=1)
+    check_optimizer(config)
     after = max(total_steps - config.warmup_steps, 1)
     peak, end = config.learning_rate, config.learning_rate * config.final_fraction
     if config.schedule == "linear":
@@ -53,22 +56,13 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
 
     total_steps: gradient steps of the whole run, at least 1, at the end of which the schedule ends.
     """
-    _check(config, total_steps)
-    steps = [MOMENTS[config.moments](config, learning_rate(config, total_steps))]
+    rate = learning_rate(config, total_steps)
+    steps = [MOMENTS[config.moments](config, rate)]
     if config.critic_learning_rate is not None:
         # A step of Adam is proportional to the learning rate, so the critic's is a multiple of the policy's.
         steps.append(optax.masked(optax.scale(config.critic_learning_rate / config.learning_rate), of_critic))
     optimizer = in_float32(optax.chain(*steps) if len(steps) > 1 else steps[0], config.master_copy)
     return Bounded(*optimizer) if largest_step(config) < ROOM else optimizer
-
-
-def _check(config: OptimizerConfig, total_steps: int) -> None:
-    if not isinstance(config, OptimizerConfig):
-        raise InputError(f"the optimiser's settings must be an OptimizerConfig, found {type(config).__name__}")
-    if isinstance(total_steps, bool) or not isinstance(total_steps, int | np.integer):
-        raise InputError(f"total_steps is {total_steps!r}, but must be a whole number of gradient steps, at least 1")
-    require("total_steps", int(total_steps), least=1)
-    check_optimizer(config)
 
 
 ROOM = 2.0**100  # what is less, added to the largest float32 or bfloat16, is lost in rounding: the sum is no infinity
@@ -92,7 +86,6 @@ def largest_step(config: OptimizerConfig) -> float:
 
 
 def _adamw(config: OptimizerConfig, rate: optax.Schedule, first: Any = jnp.float32) -> optax.GradientTransformation:
-    """AdamW with its first moment in the dtype `first`."""
     return optax.chain(
         scale_by_adam(config.beta1, config.beta2, config.epsilon, config.max_grad_norm, first),
         optax.add_decayed_weights(config.weight_decay, decayed),
@@ -174,13 +167,8 @@ NOT_DECAYED = frozenset(weight.name for weight in (*TABLE, *HEAD_MLP, *HEAD) if 
 
 def decayed(params: Any) -> Any:
     """Which parameters weight decay acts on: true for projections, false for embeddings, norms and biases."""
-    import jax
-
-    def decide(path: tuple[Any, ...], _: Any) -> bool:
-        name = str(getattr(path[-1], "key", path[-1]))
-        return name not in NOT_DECAYED
-
-    return jax.tree_util.tree_map_with_path(decide, params)
+    name_of = lambda path: str(getattr(path[-1], "key", path[-1]))  # noqa: E731
+    return jax.tree_util.tree_map_with_path(lambda path, _: name_of(path) not in NOT_DECAYED, params)
 
 
 class MasterState(NamedTuple):

@@ -1,13 +1,12 @@
 """`OptimizerConfig`: the settings of the optimiser, and their ranges. It imports no JAX; `optimizer` builds with it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from jaxrl_llm.utils.errors import InputError, require
+from jaxrl_llm.core.arguments.ranges import WHOLE, Range
+from jaxrl_llm.utils.errors import InputError, gather
 from jaxrl_llm.utils.keywords import settings_class
-from jaxrl_llm.utils.settings import check_types
+from jaxrl_llm.utils.settings import check_types, range_checks
 
 SMALLEST = 1e-30  # many devices take numbers below 1.2e-38 for zero
 LARGEST = 1e30
@@ -18,23 +17,23 @@ LARGEST = 1e30
 class OptimizerConfig:
     """AdamW and its schedule."""
 
-    learning_rate: float = 1e-6
+    learning_rate: Annotated[float, Range(0, LARGEST)] = 1e-6
     """Peak learning rate, >= 0."""
     critic_learning_rate: float | None = None
     """Peak learning rate of a critic; by default the same."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, Range(0, WHOLE)] = 0
     """Gradient steps of linear warm-up from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows the warm-up, until the last gradient step."""
-    final_fraction: float = 0.0
+    final_fraction: Annotated[float, Range(0, 1)] = 0.0
     """Share of the peak learning rate at the end of a linear or cosine schedule, 0 to 1."""
-    beta1: float = 0.9
+    beta1: Annotated[float, Range(0, below=1)] = 0.9
     """Decay of the first moment."""
-    beta2: float = 0.95
+    beta2: Annotated[float, Range(0, below=1)] = 0.95
     """Decay of the second moment; the bias-corrected average forgets gradients after about 1 / (1 - beta2) steps."""
-    epsilon: float = 1e-8
+    epsilon: Annotated[float, Range(SMALLEST, LARGEST)] = 1e-8
     """Added to the root of the second moment; above 0."""
-    weight_decay: float = 0.0
+    weight_decay: Annotated[float, Range(0, LARGEST)] = 0.0
     """Decoupled weight decay; matrices only, not norms, biases or embeddings."""
     moments: Literal["float32", "bfloat16", "factored"] = "float32"
     """float32: AdamW, 8 bytes a parameter. bfloat16: the first moment is kept in bfloat16 and the second in float32, 6
@@ -43,20 +42,14 @@ class OptimizerConfig:
     master_copy: bool = True
     """For parameters in bfloat16, another copy in float32 (4 bytes each), which the updates add up in: without it,
     those below 1/512 of a parameter are lost."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Annotated[float, Range(0, LARGEST)] = 1.0
     """Gradients are scaled down to this global norm; 0 turns it off."""
 
 
 def check_optimizer(config: OptimizerConfig) -> None:
     """InputError for a setting of another type, or out of range."""
     check_types(config, "optimizer.")
-    for name in ("learning_rate", "weight_decay", "max_grad_norm"):
-        require(f"optimizer.{name}", getattr(config, name), least=0, most=LARGEST)
-    require("optimizer.warmup_steps", config.warmup_steps, least=0, most=2**31 - 1)
-    require("optimizer.epsilon", config.epsilon, least=SMALLEST, most=LARGEST)
-    require("optimizer.final_fraction", config.final_fraction, least=0, most=1)
-    for name in ("beta1", "beta2"):
-        require(f"optimizer.{name}", getattr(config, name), least=0, below=1)
+    gather(*range_checks(config, "optimizer."))
     rate = config.critic_learning_rate
     if rate is not None and not (config.learning_rate > 0 and 0 <= rate <= LARGEST):
         raise InputError(

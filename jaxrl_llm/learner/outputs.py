@@ -1,10 +1,9 @@
 """What policies say of a batch: the one that learns, its reference, its earlier weights and its teachers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +35,7 @@ def _rows_of(policy: Policy, batch: Trajectories) -> Sharding | None:
 
 @compiled(results=lambda given: _rows_of(given.policy, given.batch), static_argnames=("policy", "wanted"))
 def outputs_of(
-    policy: Policy,
-    params: Params,
-    batch: Trajectories,
-    steps: Steps | None = None,
-    wanted: Wanted = NOTHING,
+    policy: Policy, params: Params, batch: Trajectories, steps: Steps | None = None, wanted: Wanted = NOTHING
 ) -> PolicyOutputs:
     """`policy_outputs`, compiled; with the steps of an update one slice after another, as they do.
 
@@ -53,13 +48,12 @@ def outputs_of(
 
 
 @compiled(static_argnames=("function",))
-def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: jax.Array, mask: jax.Array) -> jax.Array:
-    return function(hidden, mask)
+def _computed(function: Callable[..., jax.Array], *of: Any) -> jax.Array:
+    return function(*of)
 
 
 @compiled(static_argnames=("policy",))
 def _values_of(policy: Policy, params: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
-    """The critic's values alone, f32[N, L, heads]."""
 
     def values(part: Trajectories, packing: Packing | None) -> jax.Array:
         return (policy_outputs(policy, params, part, packing, Wanted(("values",))).extras or {})["values"]
@@ -68,13 +62,6 @@ def _values_of(policy: Policy, params: Params, batch: Trajectories, steps: Steps
 
 
 _under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
-
-
-@compiled(static_argnames=("function",))
-def _of_logp(
-    function: Callable[[jax.Array, Trajectories], jax.Array], logp: jax.Array, batch: Trajectories
-) -> jax.Array:
-    return function(logp, batch)
 
 
 @dataclass(frozen=True)
@@ -167,11 +154,11 @@ class Models:
         return affinity_by_slices(self.policy, self.params, reference, self.batch, self.steps)
 
     def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-        return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
+        return _computed(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
 
     def of_logp(self, function: Callable[[jax.Array, Trajectories], jax.Array]) -> jax.Array:
         """`function` of the log-probabilities [N, L] of the weights before the update, and the batch."""
-        return _of_logp(function, self.old.logp, self.batch)
+        return _computed(function, self.old.logp, self.batch)
 
     @property
     def _reference(self) -> Params | Mixture:

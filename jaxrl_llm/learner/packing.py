@@ -4,8 +4,6 @@ What rows share is there once (`prefix_trie`). Subtrees and single completions a
 each into the first row that has room. Sizes are of a short list, so that few programs are compiled.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -183,12 +181,10 @@ def pack(
     M = _share(most, (R1 * W1 or R0 * W0) // (devices * columns))
     packed = [_fill(a, actions, tiles, M, n) for a, actions in zip(assigned, listed, strict=True)]
     found = jax.tree.map(lambda *xs: np.stack(xs), *packed)
-    return found.replace(runs=bucket(_most_runs(found), least=1, per_octave=1)) if runs else found
-
-
-def _most_runs(packing: Packing) -> int:
-    """The most runs of one packed row."""
-    return max(int(runs_of(level.enter, level.leave, np).sum(axis=-1).max()) for level in packing.levels)
+    if not runs:
+        return found
+    of_rows = (runs_of(level.enter, level.leave, np).sum(axis=-1).max() for level in found.levels)
+    return found.replace(runs=bucket(int(max(of_rows)), least=1, per_octave=1))
 
 
 class _Tiles(NamedTuple):
@@ -232,7 +228,6 @@ def _lines(parents: Array, tiles: _Tiles) -> Array:
 
 
 def _listed(assigned: Assigned, tiles: _Tiles) -> _Actions:
-    """The actions of a slice, by device."""
     row, column, own, packed_row, offset = assigned.actions.T
     moved = np.append(_lines(assigned.parents, tiles), 0)[np.where(own == 1, packed_row, -1)]
     (R0, W0), W1 = tiles.prefixes, tiles.suffixes[1]

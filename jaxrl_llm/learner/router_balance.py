@@ -18,8 +18,6 @@ Correction biases b, by which DeepSeek-V3 and GLM-4.5 choose experts, have no gr
 speed sign(mean c - c_e) to them (2408.15664, algorithm 1).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

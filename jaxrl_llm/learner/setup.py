@@ -1,7 +1,5 @@
 """The state before the first update, and the programs of an iteration compiled ahead of time."""
 
-from __future__ import annotations
-
 from concurrent.futures import Executor
 from typing import Any
 

@@ -4,8 +4,6 @@
 Batches can be filled up to one size (`full_size.fill_up`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -81,7 +79,10 @@ def learn_batch(
     learner = learner._replace(policy=as_sampled(learner.policy, learner.algorithm))
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
     routing = routing_of(algorithm.routing, policy, batch)
-    trained, slices = _trained(batch), learner.minibatches * learner.micro_batches
+    marks, slices = (batch.info or {}).get("measured"), learner.minibatches * learner.micro_batches
+    # The rows that the update takes, where others are marked that only `provide` reads; None: all.
+    measured: Any = np.zeros(0, bool) if marks is None else np.asarray(marks) > 0
+    trained = np.flatnonzero(~measured) if measured.any() else None
     steps = plan_steps(
         batch, epochs=learner.epochs, minibatches=learner.minibatches, micro_batches=learner.micro_batches, seed=seed,
         mesh=mesh, rows=trained, runs=policy.config.recurrent,
@@ -120,7 +121,6 @@ class Phase(NamedTuple):
 def _learn(
     learner: Learner, state: TrainState, memory: Any, batch: Trajectories, phase: Phase, rule: TurnPhases | None = None
 ) -> LearnedBatch:
-    """Provide, prepare, update, with a batch on the mesh."""
     policy, algorithm, steps, only = learner.policy, learner.algorithm, phase.steps, phase.only
     params, feedback = combine(learner.frozen, state.params), batch.feedback
     # Without the feedback, which no policy reads: there is none before the first update, and then another program.
@@ -153,10 +153,3 @@ def replaced(previous: Params, params: Params) -> Params:
         return previous
     jax.tree.map(lambda x: x.delete(), previous)
     return jax.tree.map(jnp.copy, {name: params[name] for name in previous})
-
-
-def _trained(batch: Trajectories) -> np.ndarray | None:
-    """The rows that the update takes, where info["measured"] marks others that only `provide` reads; None: all."""
-    marks = (batch.info or {}).get("measured")
-    measured: Any = np.zeros(0, bool) if marks is None else np.asarray(marks) > 0
-    return np.flatnonzero(~measured) if measured.any() else None

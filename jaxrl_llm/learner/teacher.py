@@ -1,7 +1,5 @@
 """Teachers: frozen policies beside the one that learns, and how they read its actions, also after another prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -81,7 +79,10 @@ def under_teacher(batch: Trajectories, tokens: jax.Array, top: jax.Array | None 
     """
     ids = tokens.astype(jnp.int32)
     known = ids >= 0
-    columns, inside = _columns(batch, known)
+    # Of each place, its column in the batch, and whether it has one.
+    place, prompt = jnp.arange(known.shape[1]), _prompts(batch, known)[:, None]
+    inside = known & (place >= jnp.maximum(prompt, 1))
+    columns = jnp.clip(place - prompt + _first(batch)[:, None], 0, batch.tokens.shape[1] - 1)
 
     def moved(x: jax.Array, otherwise: Any) -> jax.Array:
         found = jnp.take_along_axis(x, columns.reshape(*columns.shape, *[1] * (x.ndim - 2)), axis=1)
@@ -122,11 +123,3 @@ def _prompts(batch: Trajectories, known: jax.Array) -> jax.Array:
     """int32[N]: tokens of the other prompts: those that are not the row's own from its first action on."""
     own = jnp.sum(batch.token_mask, axis=1) - _first(batch)
     return jnp.sum(known, axis=1) - own
-
-
-def _columns(batch: Trajectories, known: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Of each place under the teacher, int32[N, T] its column in the batch, and bool[N, T] whether it has one."""
-    place = jnp.arange(known.shape[1])
-    prompt = _prompts(batch, known)[:, None]
-    inside = known & (place >= jnp.maximum(prompt, 1))
-    return jnp.clip(place - prompt + _first(batch)[:, None], 0, batch.tokens.shape[1] - 1), inside

@@ -1,7 +1,5 @@
 """What an update changes: parameters, the optimiser's state and the number of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

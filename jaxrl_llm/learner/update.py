@@ -1,7 +1,5 @@
 """The update: a batch of trajectories in, new parameters out; one compiled program for all its gradient steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,19 +10,11 @@ import optax
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.needs import value_of
 from jaxrl_llm.core.shapes import check_batch, in_words
-from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
+from jaxrl_llm.core.trajectory import SAMPLED, SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.sharding import fully_sharded
-from jaxrl_llm.learner.checks import (
-    check_alive,
-    check_learning,
-    check_moments,
-    check_only,
-    check_optimizer_kind,
-    check_rows,
-)
-from jaxrl_llm.learner.diagnostics import diagnostics, of_own_tokens
+from jaxrl_llm.learner.checks import check_alive, check_learning, check_moments, check_optimizer_kind, check_rows
 from jaxrl_llm.learner.microbatches import Slices, Steps, check_steps, take
 from jaxrl_llm.learner.moments import bounded, in_place, stays_finite, with_moments
 from jaxrl_llm.learner.router_balance import (
@@ -44,7 +34,7 @@ from jaxrl_llm.models.packed_states import LOAD
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.errors import InputError, unknown
 
 
 @jax.named_scope("gradient")
@@ -178,7 +168,8 @@ def update(
     `only`.
     """
     check_learning(policy, state.params, frozen)
-    check_only(only, state.params)
+    if only is not None and only not in state.params:
+        raise unknown("entry of the parameters", only, state.params)
     check_moments(optimizer, state.optimizer, state.params)
     balance = None if only is not None else balance
     if balance is not None:
@@ -230,3 +221,34 @@ def _check_prepare(given: Any) -> None:
 def prepare(transform: Transform, memory: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
     """Apply an algorithm's transform to a scored batch, compiled. InputError for what is no transform or no batch."""
     return transform.apply(memory, batch)
+
+
+OWN = ("kl/behaviour", "mismatch")  # metrics of the difference between sampler and trainer
+
+
+def diagnostics(outputs: PolicyOutputs, batch: Trajectories) -> Metrics:
+    """Token means that are worth seeing whatever the objective."""
+    weights, tokens = batch.loss_weights, batch.totals["tokens"] if batch.totals else 1.0
+    sampled = (batch.info or {}).get(SAMPLED, batch.behaviour_logp)
+    difference = jnp.where(weights != 0, outputs.logp - sampled, 0.0)
+    values = {
+        "entropy": outputs.entropy,
+        "kl/behaviour": jnp.expm1(jnp.clip(difference, -20, 20)) - difference,
+        "mismatch": jnp.abs(difference),
+    }
+    if (marked := (batch.info or {}).get("off_prompt")) is not None:
+        # Rows that were sampled under another prompt differ for that reason too.
+        off = (marked == 1)[:, None] & (weights != 0)
+        apart = {"off_prompt/mismatch": jnp.where(off, values["mismatch"], 0.0), "off_prompt/share": off + 0.0}
+        own = {name: jnp.where(off, 0.0, values[name]) for name in OWN}
+        values |= own | apart
+    return {name: jax.lax.stop_gradient(jnp.sum(x * weights) / tokens) for name, x in values.items()}
+
+
+def of_own_tokens(metrics: Metrics) -> Metrics:
+    """The metrics, where rows were sampled under another prompt: those of each kind as means over its tokens."""
+    if "off_prompt/share" not in metrics:
+        return metrics
+    share = metrics["off_prompt/share"]
+    own = {name: metrics[name] / jnp.maximum(1 - share, 1e-9) for name in OWN}
+    return {**metrics, **own, "off_prompt/mismatch": metrics["off_prompt/mismatch"] / jnp.maximum(share, 1e-9)}

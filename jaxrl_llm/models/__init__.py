@@ -16,33 +16,15 @@ if TYPE_CHECKING:
     from jaxrl_llm.models.policy import Policy, init_params, parameter_count, parameter_table
 
 __all__ = [
-    "ModelConfig",
-    "Policy",
-    "from_hf",
-    "init_params",
-    "load_policy",
-    "load_reward_model",
-    "parameter_count",
-    "parameter_table",
-    "save_policy",
-    "to_hf",
-]
+    "ModelConfig", "Policy", "from_hf", "init_params", "load_policy", "load_reward_model", "parameter_count",
+    "parameter_table", "save_policy", "to_hf",
+]  # fmt: skip
 _MODULES = {
-    "ModelConfig": "config",
-    "Policy": "policy",
-    "from_hf": "families",
-    "init_params": "policy",
-    "load_policy": "io.load",
-    "load_reward_model": "io.reward_model",
-    "parameter_count": "policy",
-    "parameter_table": "policy",
-    "save_policy": "io.save",
-    "to_hf": "families",
+    "config": "ModelConfig",
+    "families": "from_hf to_hf",
+    "io.load": "load_policy",
+    "io.reward_model": "load_reward_model",
+    "io.save": "save_policy",
+    "policy": "Policy init_params parameter_count parameter_table",
 }
-
-
 __getattr__ = imported_at_first_use(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

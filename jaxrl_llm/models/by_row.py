@@ -8,8 +8,6 @@ their noise. `for_rows` gives the parameters of a pass over rows with these numb
 n layers, N rows, K adapters, R ranks of all, r rank.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -62,7 +60,7 @@ def with_members(policy: Policy, params: Params, numbers: Array, seed: Array) ->
     if isinstance(layers, tuple):
         return {**params, "layers": tuple({**layer, ROWS: of_layer(i)} for i, layer in enumerate(layers))}
     kinds = [
-        {**of_kind(layers, config, kind), ROWS: jax.vmap(of_layer)(_places(config, kind))}
+        {**of_kind(layers, config, kind), ROWS: jax.vmap(of_layer)(jnp.asarray(config.layers_of(kind), jnp.int32))}
         for kind in range(len(config.each_kind))
     ]
     names = [kind.name for kind in config.kinds]
@@ -81,7 +79,7 @@ def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
     if population is None:
         raise InputError(
             "the perturbation of a row is of a member of a population, which the policy does not have: sample it with "
-            "rollouts.hooked.evolved(ROLLOUT, Population(...))"
+            "rollouts.programs.evolved(ROLLOUT, Population(...))"
         )
     number, seed = (jnp.nan_to_num(batch.need(name)) for name in ("member", "member_seed"))
     seeds, numbers = seed.astype(jnp.uint32), number.astype(jnp.int32)
@@ -102,14 +100,9 @@ def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
     if isinstance(layers, tuple):
         return sum((of_layer(matrices(layer), jnp.int32(place)) for place, layer in enumerate(layers)), total)
     for kind in range(len(config.each_kind)):
-        each = matrices(of_kind(layers, config, kind)), _places(config, kind)
+        each = matrices(of_kind(layers, config, kind)), jnp.asarray(config.layers_of(kind), jnp.int32)
         total, _ = jax.lax.scan(lambda sums, one: (sums + of_layer(*one), None), total, each)
     return total
-
-
-def _places(config: ModelConfig, kind: int) -> Array:
-    """The numbers of the layers of a kind, int32[n]."""
-    return jnp.asarray(config.layers_of(kind) if config.kinds else range(config.num_layers), jnp.int32)
 
 
 SEED = "member_seed"

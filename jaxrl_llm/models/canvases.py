@@ -10,13 +10,11 @@ sampler, which gives it as the behaviour's, and in the update. What is known bes
 bound on it, `elbo_terms`.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.models.config.groups import Unmasking
+from jaxrl_llm.models.config import Unmasking
 from jaxrl_llm.models.packing import PackedRows, Packing
 
 MASKED = "masked"  # of a batch's info: 1 at the actions in whose place is a mask, f32[N, L]; without it at all
@@ -30,9 +28,8 @@ def canvases(batch: Trajectories, unmasking: Unmasking) -> tuple[Array, Packing]
     """
     N, L = batch.tokens.shape
     block, W = unmasking.block, L + unmasking.block - 1
-    tokens = jnp.pad(batch.tokens, ((0, 0), (0, W - L)))
-    known = jnp.pad(batch.token_mask, ((0, 0), (0, W - L)))
-    action = jnp.pad(batch.action_mask, ((0, 0), (0, W - L)))
+    arrays = (batch.tokens, batch.token_mask, batch.action_mask)
+    tokens, known, action = (jnp.pad(x, ((0, 0), (0, W - L))) for x in arrays)
     column = jnp.arange(W)
     acts = jnp.any(action, axis=1)
     first = jnp.argmax(action, axis=1)

@@ -3,8 +3,6 @@
 Only shapes and types are looked at where values are traced, so the checks work inside jit too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -78,9 +76,9 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_
     hook = getattr(policy, "hook", None)
     if hook is not None and hook.other is not None and (needs_other or "other" in params):
         _decoder(_section(params, "other", ""), policy.config, "other/")
-    if policy.critic is None or not (needs_critic or "critic" in params):
-        return
     critic = policy.critic
+    if critic is None or not (needs_critic or "critic" in params):
+        return
     entry = _section(params, "critic", "")
     if critic.kind == "likelihood":
         _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/")
@@ -161,8 +159,7 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
     for name, shape in wanted.items():
         if name not in found:
             raise InputError(f"the parameters lack {prefix}{name}: they are not this policy's")
-        rounded = is_rounded(found[name])
-        array = found[name]
+        array, rounded = found[name], is_rounded(found[name])
         if not rounded and not is_array(array):
             raise InputError(f"the parameter {prefix}{name} is {kind_of(array)}, but must be an array")
         if tuple(array.shape) != shape if rounded else not has_shape(array, shape):

@@ -7,8 +7,6 @@ A critic of the kind "likelihood" has no head: it is a language model that start
 and judges by the log-probabilities of tokens, as implicit reward models do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -120,8 +118,7 @@ def start_as_reward_model(policy: Policy, params: Params, reward: Policy, weight
         raise InputError(
             f"the reward model that the critic shall start as is not of the policy's size: {error}"
         ) from None
-    bias = jnp.zeros(labels, jnp.float32)
-    head = {"weight": weights["score"].astype(jnp.float32), "bias": bias}
+    head = {"weight": weights["score"].astype(jnp.float32), "bias": jnp.zeros(labels, jnp.float32)}
     tower = {name: x for name, x in weights.items() if name != "score"}
     return {**params, "critic": {"head": head, "tower": tower}}
 

@@ -8,8 +8,6 @@ with depth), or a tuple of dicts (unrolled: no copy of a layer's weights per ste
 A layer may hold low-rank adapters of its projections too (`lora`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,9 +18,9 @@ import jax.numpy as jnp
 from jaxrl_llm.core.soft_thinking import Mixture
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Attend, norm
-from jaxrl_llm.models.layers.embedding import embed, layer_inputs
 from jaxrl_llm.models.layers.layer import Given, Settings, run_layer
 from jaxrl_llm.models.layers.parts import Rotations, accumulation_dtype, ropes_of_kind, rotations_of
+from jaxrl_llm.models.layers.projections import linear, project, scaled_low_rank
 from jaxrl_llm.models.layers.recurrent import Flow
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
 from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of
@@ -30,10 +28,6 @@ from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
 Remat = bool | Callable[..., bool]
-
-
-def _given(given: Any, after: Any) -> Any:
-    return given
 
 
 def run(
@@ -54,7 +48,7 @@ def run(
     record: bool = False,
     counted: jax.Array | None = None,
     absorbed: bool = False,
-    again: Callable[[Any, Any], Any] = _given,
+    again: Callable[[Any, Any], Any] = lambda given, after: given,
     flow: Flow | None = None,
     mixed: Mixture | None = None,
 ) -> tuple[jax.Array, Any]:
@@ -123,10 +117,6 @@ def _unrolled(
     return x, _with_routing(settings, tuple(after), partial(_stacked, routing))
 
 
-def _moved(routing: Any, axis: int) -> Any:
-    return jax.tree.map(lambda y: jnp.moveaxis(y, 0, axis), routing)
-
-
 def _stacked(each: list[Any], axis: int) -> Any:
     return jax.tree.map(lambda *y: jnp.stack(y, axis), *each)
 
@@ -150,7 +140,8 @@ def _scanned(
         if not config.kinds:
             (x, _), left = jax.lax.scan(body, (x, latest), over)
             (found, marks), *_ = left
-            return x, _with_routing(settings, found, partial(_moved, marks))
+            moved = lambda axis, marks=marks: jax.tree.map(lambda y: jnp.moveaxis(y, 0, axis), marks)  # noqa: E731
+            return x, _with_routing(settings, found, moved)
         if block.repeats == 1:
             (x, latest), left = body((x, latest), jax.tree.map(lambda y: y[0], over))
             left = jax.tree.map(lambda y: y[None], left)
@@ -247,3 +238,43 @@ def _none_yet(config: ModelConfig, block: Block, x: jax.Array) -> dict[str, Any]
             heads, *sizes = config.each_kind[kind].heads_kept(absorbed=False)
             found[name] = tuple(jnp.zeros((*x.shape[:2], heads, size), x.dtype) for size in sizes)
     return found
+
+
+@jax.named_scope("embedding")
+def embed(
+    params: Params, config: ModelConfig, tokens: jax.Array, dtype: Any, mixed: Mixture | None = None
+) -> jax.Array:
+    """The states [N, L, D] that tokens int32[N, L] begin with.
+
+    mixed: [N, L, K] each, what stands in place of a token where its weights are not all 0.
+    """
+    x = _looked_up(params, tokens, dtype)
+    if mixed is not None:
+        soft = jnp.any(mixed.weights > 0, axis=-1)
+        # One after another, so that no array is [N, L, K, D].
+        terms = (
+            mixed.weights[..., j, None].astype(dtype) * _looked_up(params, mixed.ids[..., j], dtype)
+            for j in range(mixed.ids.shape[-1])
+        )
+        x = jnp.where(soft[..., None], sum(terms), x)
+    return x if config.embedding_scale == 1.0 else x * jnp.asarray(config.embedding_scale, dtype)
+
+
+def _looked_up(params: Params, tokens: jax.Array, dtype: Any) -> jax.Array:
+    x = params["embed"][tokens].astype(dtype)
+    if "embed_lora_in" in params:
+        low_rank = scaled_low_rank(params["embed_lora_in"][tokens].astype(dtype), params)
+        x = x + linear(low_rank, params["embed_lora_out"].astype(dtype))
+    return x
+
+
+@jax.named_scope("embedding")
+def layer_inputs(params: Params, config: ModelConfig, tokens: jax.Array, x: jax.Array, dtype: Any) -> jax.Array | None:
+    """Each token's embedding of each layer, [N, L, layers, inputs], of its number and of its embedding x (Gemma 4)."""
+    if not config.layer_inputs:
+        return None
+    shape = (*tokens.shape, config.num_layers, config.layer_inputs)
+    own = (params["embed_inputs"][tokens].astype(dtype) * jnp.asarray(config.layer_inputs**0.5, dtype)).reshape(shape)
+    weight = params["project_inputs"].astype(dtype)
+    projected = (project(x, weight, params, "project_inputs") * config.hidden_size**-0.5).reshape(shape)
+    return (norm(projected, params["inputs_norm"], config) + own) * jnp.asarray(2.0**-0.5, dtype)

@@ -1,7 +1,5 @@
 """The forward pass over rows of several segments, with or without a cache of keys and values."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """Log-probabilities and entropies of the distribution that a hook of the sampler makes of the policy's logits."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import NamedTuple
 
@@ -69,8 +67,7 @@ def hooked_logp(policy: Policy, hook: Hook, params: Params, places: Places) -> t
     found = jax.lax.map(
         jax.checkpoint(lambda block: _of_block(policy, hook, params, block)), jax.tree.map(split, places)
     )
-    logp, entropy = (joined(x) for x in found)
-    return logp, entropy
+    return joined(found[0]), joined(found[1])
 
 
 def _of_block(policy: Policy, hook: Hook, params: Params, places: Places) -> tuple[Array, Array]:

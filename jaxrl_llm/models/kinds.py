@@ -1,7 +1,5 @@
 """Kinds of values: what an argument, or a setting in a model's files, may be, checked before anything uses it."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -26,7 +24,8 @@ class Kind(NamedTuple):
 
 def whole(least: int, most: int = 2**31 - 1) -> Kind:
     """A whole number (no bool, no float) from `least` to `most`, both included."""
-    return Kind(f"a whole number from {least} to {most}", lambda x: _is_whole(x) and least <= x <= most)
+    is_whole = lambda x: isinstance(x, Integral) and not isinstance(x, bool)  # noqa: E731
+    return Kind(f"a whole number from {least} to {most}", lambda x: is_whole(x) and least <= x <= most)
 
 
 def number(least: float = -math.inf, above: float = -math.inf) -> Kind:
@@ -34,7 +33,9 @@ def number(least: float = -math.inf, above: float = -math.inf) -> Kind:
     limits = [f"at least {least:g}"] * (least > -math.inf) + [f"above {above:g}"] * (above > -math.inf)
 
     def test(x: Any) -> bool:
-        return _is_number(x) and float(x) >= least and float(x) > above
+        is_real = isinstance(x, Real) and not isinstance(x, bool)
+        # A float32 must be able to hold it: what is computed from settings is.
+        return is_real and -3e38 <= x <= 3e38 and float(x) >= least and float(x) > above
 
     return Kind(" ".join(["a finite number", *limits]), test)
 
@@ -63,16 +64,6 @@ def or_null(kind: Kind) -> Kind:
 FLAG = Kind("true or false", lambda x: isinstance(x, bool))
 TEXT = Kind("a text", lambda x: isinstance(x, str))
 SECTION = Kind("an object of settings", lambda x: isinstance(x, dict))
-
-
-def _is_whole(x: Any) -> bool:
-    return isinstance(x, Integral) and not isinstance(x, bool)
-
-
-def _is_number(x: Any) -> bool:
-    is_real = isinstance(x, Real) and not isinstance(x, bool)
-    # A float32 must be able to hold it: what is computed from settings is.
-    return is_real and -3e38 <= x <= 3e38
 
 
 def given(raw: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -126,10 +117,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def path_of(value: Any, name: str) -> Path:
     """A path that was given as a text or a path, `~` expanded; InputError for anything else and for an empty text."""
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise InputError(f"{name} is {shown(value)}, but must be a path")
-    text = os.fspath(value)
-    if not isinstance(text, str) or "\0" in text:
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
         raise InputError(f"{name} is {shown(value)}, but must be a path")
     try:
         return Path(text).expanduser()

@@ -22,8 +22,6 @@ embeddings [V, D] are beside them, and so is their factor: "embed_lora_in" [V, r
 what a token is embedded as, "unembed_lora_in" [D, r] and "unembed_lora_out" [r, V] to logits (`Policy.head_states`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """The axes of a mesh: over which of them rows and tokens are split, and which axes of parameters (see `placement`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -23,11 +21,6 @@ def axes_of(mesh: AnyMesh, names: Sequence[str]) -> str | tuple[str, ...] | None
     """Those of some axes that the mesh has, for a PartitionSpec."""
     found = tuple(name for name in names if name in mesh.shape)
     return found[0] if len(found) == 1 else found or None
-
-
-def row_axes(mesh: AnyMesh, names: Sequence[str] = ROWS) -> str | tuple[str, ...] | None:
-    """The axes of the mesh over which rows are sharded, for a PartitionSpec. names: ROWS, or SAMPLED_ROWS."""
-    return axes_of(mesh, names)
 
 
 def row_shards(mesh: AnyMesh | None, names: Sequence[str] = ROWS) -> int:

@@ -1,7 +1,5 @@
 """The forward pass over packed rows: hidden states of the tokens that actions were chosen from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -101,7 +99,11 @@ def packed_states(
     """
     config, levels = policy.config, packing.levels
     where = placement(config, policy.mesh)
-    tiles = _tiles(packing, row_shards(policy.mesh), token_shards(policy.mesh))
+    shapes, rows, columns = [level.source.shape for level in levels], row_shards(policy.mesh), token_shards(policy.mesh)
+    # Shards of the rows of each level, each with some prefixes and the suffixes that continue them, and of each row's
+    # tokens; 1 where it is uneven.
+    even = packing.parent is None and not any(R % rows for R, _ in shapes)
+    tiles = rows if even else 1, 1 if any(W % columns for _, W in shapes) else columns
     sizes = [level.source.size // (tiles[0] * tiles[1]) for level in levels]
 
     def concatenated(xs: list[Array]) -> Array:
@@ -111,7 +113,6 @@ def packed_states(
         return x.reshape(tiles[0], -1, *x.shape[3:])
 
     def split(x: Array) -> list[Array]:
-        """The inverse of `concatenated`."""
         x = x.reshape(*tiles, -1, *x.shape[2:])
         parts = jnp.split(x, sizes[:1], axis=2) if len(levels) > 1 else [x]
         return [
@@ -123,7 +124,9 @@ def packed_states(
     # Where there is no token, any serves.
     source, *numbers = (concatenated([getattr(level, name) for level in levels]) for name in PackedRows.__annotations__)
     if takes_kernels(policy.mesh) and config.unmasking is None:  # their numbers are of tries
-        attend = by_kernel(config, PackedTokens(*numbers), _attended(packing, tiles[0]), policy.mesh)
+        (R0, W0), (R1, W1), *_ = (*shapes, (0, 0))
+        attended = (R0 * W0 * (W0 + 1) // 2 + R1 * W1 * (W1 + 1) // 2 + R1 * W1 * W0) // tiles[0]
+        attend = by_kernel(config, PackedTokens(*numbers), attended, policy.mesh)
     else:
         attend = _by_levels(config, packing, split, concatenated)
     flow = paths_flow(packing, tiles[0], tiles[1] == 1, split, concatenated) if config.recurrent else None
@@ -181,23 +184,6 @@ def _by_levels(
         return joined(out), None
 
     return attend
-
-
-def _attended(packing: Packing, shards: int) -> int:
-    """How many pairs of tokens attend to each other in a shard, at most."""
-    (R0, W0) = packing.prefixes.source.shape
-    R1, W1 = (0, 0) if packing.suffixes is None else packing.suffixes.source.shape
-    return (R0 * W0 * (W0 + 1) // 2 + R1 * W1 * (W1 + 1) // 2 + R1 * W1 * W0) // shards
-
-
-def _tiles(packing: Packing, rows: int, tokens: int) -> tuple[int, int]:
-    """Into how many shards the packed rows of each level are cut, and the tokens of each row; 1 where it is uneven.
-
-    Row shards are spread over devices, each with some prefixes and the suffixes that continue them.
-    """
-    shapes = [level.source.shape for level in packing.levels]
-    even = packing.parent is None and not any(R % rows for R, _ in shapes)
-    return rows if even else 1, 1 if any(W % tokens for _, W in shapes) else tokens
 
 
 def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:

@@ -10,8 +10,6 @@ and suffixes, packed rows of tokens that each continue something of one packed r
 all rows of a packing, so that the kernel for sparse masks (`packed_attention`) needs nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -165,7 +163,6 @@ def paths_flow(
         return jnp.concatenate([part.reshape(shards, -1, *x.shape[2:]) for part in each], axis=1)
 
     def as_before(x: Array) -> Array:
-        """The inverse of `in_order`."""
         if as_they_are:
             return x
         parts = jnp.split(x, cuts[:1], axis=1) if len(levels) > 1 else [x]

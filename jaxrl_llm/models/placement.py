@@ -15,8 +15,6 @@ key-value heads, of which there are K' = lcm(K, s) copies, h head size and b byt
 in the forward pass, and as much in the backward pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,7 +37,6 @@ from jaxrl_llm.models.mesh_axes import (
     AnyMesh,
     axes_of,
     one_device,
-    row_axes,
     row_shards,
     split_spec,
     stored_spec,
@@ -93,14 +90,14 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
     def rows(x: jax.Array) -> Any:
-        return row_axes(mesh) if x.shape[0] % row_shards(mesh) == 0 else None
+        return axes_of(mesh, ROWS) if x.shape[0] % row_shards(mesh) == 0 else None
 
     flat = partial(_flat, mesh, ROWS, (SEQUENCE, TENSOR))
 
     def states(x: jax.Array, whole: bool) -> jax.Array:
         if x.ndim == 2:
             both = x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0
-            return put(x, row_axes(mesh, SAMPLED_ROWS) if both else rows(x))
+            return put(x, axes_of(mesh, SAMPLED_ROWS) if both else rows(x))
         names: tuple[str, ...] = (SEQUENCE,) if whole else (SEQUENCE, TENSOR)
         while names and x.shape[1] % row_shards(mesh, names):
             names = names[:-1]
@@ -178,7 +175,7 @@ def between_layers(placed: Placement, mesh: AnyMesh | None, rows: int, tokens: i
     """
     if mesh is None or mesh.shape.get(TENSOR, 1) == 1 or tokens % mesh.shape[TENSOR]:
         return placed
-    over = row_axes(mesh, SAMPLED_ROWS) if rows % row_shards(mesh, SAMPLED_ROWS) == 0 else None
+    over = axes_of(mesh, SAMPLED_ROWS) if rows % row_shards(mesh, SAMPLED_ROWS) == 0 else None
 
     def states(x: jax.Array, whole: bool) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(over, None if whole else TENSOR)))

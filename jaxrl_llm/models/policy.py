@@ -1,7 +1,5 @@
 """A policy: pure functions over a pytree of weights, bound to the configuration that they need."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.projections import linear, scaled_low_rank
 from jaxrl_llm.models.parameters import Params, combine, parameter_shapes, put, weights
-from jaxrl_llm.models.parameters.weight import IDENTITY, PLAIN, ZEROS, Weight
+from jaxrl_llm.models.parameters.weight import IDENTITY, PLAIN, ZEROS
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -60,13 +58,11 @@ class Policy:
         config, dtype = self.config, jnp.dtype(self.dtype).name
         count = sum(math.prod(weight.shape) for weight in weights(config).values())
         size = f"{count:,} parameters in {config.num_layers} layers, {config.vocab_size:,} tokens"
-        unusual = {"remat": (self.remat, True), "critic": (self.critic, None), "mesh": (self.mesh, None)}
-        unusual["activations"] = jnp.dtype(self.activation_dtype).name, dtype
-        unusual["rounding"] = self.rounding, None
-        unusual["hook"] = None if self.hook is None else self.hook.name, None
-        unusual["population"] = self.population, None
-        unusual["thinking"] = self.thinking, None
-        others = [f", {name}={value}" for name, (value, usual) in unusual.items() if value != usual]
+        names = ("remat", "critic", "mesh", "activations", "rounding", "hook", "population", "thinking")
+        own = {name: getattr(self, name) for name in names}
+        own |= {"activations": jnp.dtype(self.activation_dtype).name, "hook": self.hook and self.hook.name}
+        usual = {"remat": True, "activations": dtype}
+        others = [f", {name}={value}" for name, value in own.items() if value != usual.get(name)]
         return f"Policy({config.family}: {size}, {dtype}{''.join(others)})"
 
     @property
@@ -188,19 +184,13 @@ def init_params(key: jax.Array, config: ModelConfig, dtype: Any = jnp.float32, s
     if not isinstance(scale, jax.Array):
         require_kind("the scale of parameters", scale, number(least=0))
 
-    def initial(weight: Weight, place: int) -> jax.Array:
-        shape = weight.shape
-        if weight.initialiser == IDENTITY:
-            return jnp.full(shape, 1.0 - config.norm_offset, dtype)
-        if weight.initialiser == PLAIN:
-            return jnp.ones(shape, dtype)
-        if weight.initialiser == ZEROS:
-            return jnp.zeros(shape, dtype)
-        return (scale * jax.random.normal(jax.random.fold_in(key, place), shape)).astype(dtype)
-
-    out: Params = {}
+    out, fills = Params(), {IDENTITY: 1.0 - config.norm_offset, PLAIN: 1.0, ZEROS: 0.0}
     for place, (path, weight) in enumerate(weights(config).items()):
-        put(out, path, initial(weight, place))
+        if weight.initialiser in fills:
+            put(out, path, jnp.full(weight.shape, fills[weight.initialiser], dtype))
+        else:
+            x = scale * jax.random.normal(jax.random.fold_in(key, place), weight.shape)
+            put(out, path, x.astype(dtype))
     return out
 
 
@@ -267,16 +257,8 @@ def parameter_table(params: Any) -> ParameterTable:
     embed  (1000, 64)  float32      64,000  0.3
     all                             64,000  0.3
     """
-    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
-    return ParameterTable(
-        tuple(
-            (
-                jax.tree_util.keystr(path, simple=True, separator="/"),
-                tuple(leaf.shape),
-                str(leaf.dtype),
-                math.prod(leaf.shape),
-                math.prod(leaf.shape) * leaf.dtype.itemsize,
-            )
-            for path, leaf in leaves
-        )
-    )
+    rows = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name, count = jax.tree_util.keystr(path, simple=True, separator="/"), math.prod(leaf.shape)
+        rows.append((name, tuple(leaf.shape), str(leaf.dtype), count, count * leaf.dtype.itemsize))
+    return ParameterTable(tuple(rows))

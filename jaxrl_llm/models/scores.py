@@ -1,7 +1,5 @@
 """Scores of sequences by a reward model: its head at the last token of each row."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.checks import check_key, check_params, check_tokens
-from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config.groups import ScoreHead
+from jaxrl_llm.models.config import ModelConfig, ScoreHead
 from jaxrl_llm.models.kinds import TEXT, list_of, require_kind
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.packed_states import packed_states

@@ -9,8 +9,6 @@ where terms of dD/dp_v that are the same for all v cancel. Each block's logits a
 normalisers, then for the sums) and once more backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -149,16 +147,12 @@ NEVER = -1e30  # the log of probability 0
 
 
 class _Arrays(NamedTuple):
-    """The arrays of a `Distribution`."""
-
     hidden: jax.Array
     unembedding: jax.Array
     temperature: jax.Array
 
 
 class _Form(NamedTuple):
-    """What is static."""
-
     beta: float
     softcaps: tuple[float, float]
     tokens: int  # those below this are compared

@@ -6,6 +6,8 @@ The functions of arrays that parts compute with are in `jaxrl_llm.objectives.fun
 from jaxrl_llm.objectives.averages import (
     Average,
     constant,
+    count_tokens,
+    mean_by,
     prompt_mean,
     sequence_mean,
     sequence_sum,
@@ -14,7 +16,7 @@ from jaxrl_llm.objectives.averages import (
     token_mean,
 )
 from jaxrl_llm.objectives.distillation.teachers import distillation, towards_teacher
-from jaxrl_llm.objectives.off_policy import divergence_rejection, importance_correction
+from jaxrl_llm.objectives.off_policy import divergence_rejection, importance_correction, scale_by_info
 from jaxrl_llm.objectives.penalties import (
     entropy,
     entropy_corridor,
@@ -23,6 +25,7 @@ from jaxrl_llm.objectives.penalties import (
     kl,
     likelihood_preserving,
     ratio_variance,
+    right_answers,
 )
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.preference.by_name import loss_named
@@ -48,15 +51,16 @@ from jaxrl_llm.objectives.surrogates import (
     token_clip,
     unclipped,
 )
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives.values import head_value_loss, huber, value_loss
 from jaxrl_llm.objectives.weights import by_sign, capped, clipped, gamma, product, within, within_divergence
 
 __all__ = [
     "Average", "Ratio", "all_pairs", "best_and_worst", "by_rows", "by_sign", "capped", "chosen_likelihood", "clip",
-    "clipped", "constant", "discriminative", "distillation", "divergence_rejection", "entropy", "entropy_corridor",
-    "entropy_target", "gamma", "geometric_clip", "gradient_preserving_clip", "imitation", "importance_correction", "kl",
-    "likelihood_preserving", "log_probability", "loss_named", "mismatched_kl", "on_policy_weights", "pairwise",
-    "policy_gradient", "preference", "product", "prompt_mean", "ratio_variance", "sequence_mean", "sequence_ratio",
+    "clipped", "constant", "count_tokens", "discriminative", "distillation", "divergence_rejection", "entropy",
+    "entropy_corridor", "entropy_target", "gamma", "geometric_clip", "gradient_preserving_clip", "head_value_loss",
+    "huber", "imitation", "importance_correction", "kl", "likelihood_preserving", "log_probability", "loss_named",
+    "mean_by", "mismatched_kl", "on_policy_weights", "pairwise", "policy_gradient", "preference", "product",
+    "prompt_mean", "ratio_variance", "right_answers", "scale_by_info", "sequence_mean", "sequence_ratio",
     "sequence_sum", "shared_length", "slice_token_mean", "soft_gate", "span_ratio", "token_clip", "token_groups",
     "token_mean", "token_ratio", "towards_teacher", "unclipped", "value_loss", "verdicts", "weighted_losses", "within",
     "within_divergence",

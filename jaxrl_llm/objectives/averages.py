@@ -8,24 +8,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Concatenate, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import AverageName
-from jaxrl_llm.core.arguments.checks import names_of
+from jaxrl_llm.core.arguments.checks import makes, names_of
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, control, stateless_part
+from jaxrl_llm.core.objective import Refresh, in_turn
+from jaxrl_llm.core.parts import Array, Metrics, Objective, Settings, control, settings_first, stateless_part
 from jaxrl_llm.core.repr import Negation, Operation, layout, part, recorded
 from jaxrl_llm.core.shapes import in_words
-from jaxrl_llm.core.trajectory import PolicyOutputs, row_means, totals_of, weighted
-from jaxrl_llm.core.transform import Refresh, in_turn
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.utils.errors import InputError, require_choice
 
-Mean = Callable[[jax.Array, Trajectories], jax.Array]  # (values f32[N, L], batch) -> f32[]
-AVERAGES = ("sequence", "token", "prompt", "sum", "constant", "slice")
+Mean = Callable[[Array, Trajectories], Array]  # (values f32[N, L], batch) -> f32[]
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,17 +39,16 @@ class Average:
     needs: frozenset[str] = frozenset()
     refresh: Refresh | None = None
 
-    def __call__(self, values: jax.Array, batch: Trajectories) -> jax.Array:
+    def __call__(self, values: Array, batch: Trajectories) -> Array:
         return self.function(values, batch)
 
-    def __mul__(self, scale: float | jax.Array) -> Average:
-        """The average times a number."""
+    def __mul__(self, scale: float | Array) -> Average:
         return recorded(self._times(scale), Operation("*", self, scale))
 
-    def __rmul__(self, scale: float | jax.Array) -> Average:
+    def __rmul__(self, scale: float | Array) -> Average:
         return recorded(self._times(scale), Operation("*", scale, self))
 
-    def __truediv__(self, divisor: float | jax.Array) -> Average:
+    def __truediv__(self, divisor: float | Array) -> Average:
         check_divisor("an average", divisor)
         return recorded(self._times(1 / divisor), Operation("/", self, divisor))
 
@@ -59,17 +57,18 @@ class Average:
 
     __repr__ = layout
 
-    def _times(self, scale: float | jax.Array) -> Average:
+    def _times(self, scale: float | Array) -> Average:
         check_number("the scale of an average", scale)
         return Average(lambda values, batch: scale * self.function(values, batch), self.needs, self.refresh)
 
 
-def _takes_two(function: Callable[..., Any]) -> bool:
+def takes_positional(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments; True where Python cannot tell, as of some builtins."""
     try:
-        inspect.signature(function).bind(None, None)
+        inspect.signature(function).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # no signature is available, e.g. for some builtins
+    except ValueError:
         return True
     return True
 
@@ -84,15 +83,15 @@ def as_average(average: Average | Mean | None) -> Average:
     if average is None:
         return token_mean()
     name: Any = getattr(average, "__name__", in_words(average))
-    if getattr(average, "__annotations__", {}).get("return") == "Average":
+    if makes(average, Average):
         raise InputError(f"the average is the function {name}, which makes one: call it, {name}(...)")
-    if not callable(average) or not _takes_two(average):
+    if not callable(average) or not takes_positional(average, 2):
         raise InputError(f"the average is {name}, but must be an Average, or a function of (values, batch)")
     return Average(average)
 
 
 def averaged(
-    function: Callable[[PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]],
+    function: Callable[[PolicyOutputs, Trajectories], tuple[Array, Metrics]],
     average: Average,
     needs: Iterable[str] = (),
     refresh: Refresh | None = None,
@@ -101,26 +100,51 @@ def averaged(
     return Objective(function, average.needs | names_of(needs), in_turn(average.refresh, refresh))
 
 
-@part
-def token_mean() -> Average:
+def average_part(
+    needs: Iterable[str] = (), refresh: Refresh | None = None
+) -> Callable[[Callable[Concatenate[Array, Trajectories, Settings], Array]], Callable[Settings, Average]]:
+    """Decorate a function of values f32[N, L], a batch and settings that returns f32[]: given the settings, it is an
+    `Average` with these needs and this refresh."""
+    made = partial(Average, needs=names_of(needs), refresh=refresh)
+    return lambda function: settings_first(function, 2, made, Average)
+
+
+def mean_of(
+    values: Callable[[PolicyOutputs, Trajectories], Array],
+    average: Average | Mean | None,
+    metric: str,
+    needs: Iterable[str] = (),
+) -> Objective:
+    """The mean of a function f32[N, L] of outputs and batch, which is the metric too. average: default token_mean()."""
+    mean = as_average(average)
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
+        value = mean(values(outputs, batch), batch)
+        return value, {metric: value}
+
+    return averaged(objective, mean, needs)
+
+
+@average_part()
+def token_mean(values: Array, batch: Trajectories) -> Array:
     """Sum over all tokens / number of tokens in the batch: every token has the same weight (DAPO)."""
-    return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["tokens"])
+    return jnp.sum(weighted(values, batch)) / totals_of(batch)["tokens"]
 
 
-@part
-def sequence_mean() -> Average:
+@average_part()
+def sequence_mean(values: Array, batch: Trajectories) -> Array:
     """Mean over sequences of the mean over their tokens: every sequence has the same weight (GRPO)."""
-    return Average(lambda values, batch: jnp.sum(row_means(values, batch)) / totals_of(batch)["sequences"])
+    return jnp.sum(row_means(values, batch)) / totals_of(batch)["sequences"]
 
 
-@part
-def sequence_sum() -> Average:
+@average_part()
+def sequence_sum(values: Array, batch: Trajectories) -> Array:
     """Mean over sequences of the sum over their tokens: the gradient of the sequence's log-probability (REINFORCE)."""
-    return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["sequences"])
+    return jnp.sum(weighted(values, batch)) / totals_of(batch)["sequences"]
 
 
 @part
-def constant(length: float | jax.Array | str | None) -> Average:
+def constant(length: float | Array | str | None) -> Average:
     """Sum over all tokens / (sequences * length), length a constant: no length bias (Dr. GRPO, 2503.20783).
 
     Counts every sequence with an action, even if all of its tokens were dropped. length: a number above 0 (else
@@ -130,7 +154,7 @@ def constant(length: float | jax.Array | str | None) -> Average:
         check_number("length", length, above=0, or_none=True)
     name = "longest" if length is None else length
 
-    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+    def average(values: Array, batch: Trajectories) -> Array:
         number = control(batch, name) if isinstance(name, str) else name
         return jnp.sum(weighted(values, batch)) / (totals_of(batch)["rows"] * number)
 
@@ -142,19 +166,6 @@ def find_longest(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
     return batch.with_controls(longest=jnp.maximum(jnp.max(batch.lengths, initial=0.0), 1.0))
 
 
-@part
-def prompt_mean() -> Average:
-    """Mean over prompts of the mean over the tokens of a prompt's group: equal weights of prompts (DAPO, eq. 8).
-
-    sum_g 1/P 1/T_g sum_{i in g} sum_t v_it, with T_g the sum of the group's token weights, P the number of groups with
-    T_g > 0.
-    """
-    return Average(
-        lambda values, batch: jnp.sum(jnp.sum(weighted(values, batch), axis=1) * batch.need("prompt_share")),
-        refresh=find_prompt_shares,
-    )
-
-
 def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
     """A `Refresh`: write info["prompt_share"] f32[N], the 1 / (P T_g) of `prompt_mean` for each row."""
     (tokens,) = bucket_sums(batch.group, jnp.sum(batch.loss_weights, axis=1))
@@ -164,22 +175,28 @@ def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajector
     return batch.with_info(prompt_share=jnp.where(some, 1 / (groups * jnp.where(some, tokens, 1.0)), 0.0))
 
 
-@part
-def slice_token_mean() -> Average:
+@average_part(refresh=find_prompt_shares)
+def prompt_mean(values: Array, batch: Trajectories) -> Array:
+    """Mean over prompts of the mean over the tokens of a prompt's group: equal weights of prompts (DAPO, eq. 8).
+
+    sum_g 1/P 1/T_g sum_{i in g} sum_t v_it, with T_g the sum of the group's token weights, P the number of groups with
+    T_g > 0.
+    """
+    return jnp.sum(jnp.sum(weighted(values, batch), axis=1) * batch.need("prompt_share"))
+
+
+@average_part()
+def slice_token_mean(values: Array, batch: Trajectories) -> Array:
     """Mean over the tokens of each micro-batch, weighted by its share of the sequences (TRL's "bnpo").
 
     The only average that depends on how the batch is split into micro-batches; for comparisons only.
     """
-
-    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
-        here = totals_of(batch.replace(totals=None))
-        share = here["sequences"] / totals_of(batch)["sequences"]
-        return share * jnp.sum(weighted(values, batch)) / here["tokens"]
-
-    return Average(average)
+    here = totals_of(batch.replace(totals=None))
+    share = here["sequences"] / totals_of(batch)["sequences"]
+    return share * jnp.sum(weighted(values, batch)) / here["tokens"]
 
 
-def average_by_name(name: AverageName, length: float | jax.Array | None = None) -> Average:
+def average_by_name(name: AverageName, length: float | Array | None = None) -> Average:
     """An average by name:
 
         sequence   mean over sequences of the mean over their tokens
@@ -191,21 +208,16 @@ def average_by_name(name: AverageName, length: float | jax.Array | None = None) 
 
     Raises InputError for another name.
     """
-    require_choice("average", name, AVERAGES)
-    if name == "constant":
-        return constant(length)
     makers: dict[str, Callable[[], Average]] = {
-        "sequence": sequence_mean,
-        "token": token_mean,
-        "prompt": prompt_mean,
-        "sum": sequence_sum,
-        "slice": slice_token_mean,
-    }
+        "sequence": sequence_mean, "token": token_mean, "prompt": prompt_mean, "sum": sequence_sum,
+        "constant": lambda: constant(length), "slice": slice_token_mean,
+    }  # fmt: skip
+    require_choice("average", name, makers)
     return makers[name]()
 
 
 @stateless_part()
-def count_tokens(batch: Trajectories, rows: Callable[[Trajectories], jax.Array], name: str) -> Trajectories:
+def count_tokens(batch: Trajectories, rows: Callable[[Trajectories], Array], name: str) -> Trajectories:
     """Write the control `name`: the sum of the token weights, times rows(batch) f32[N].
 
     Chain it after transforms that change the weights.
@@ -213,23 +225,19 @@ def count_tokens(batch: Trajectories, rows: Callable[[Trajectories], jax.Array],
     return batch.with_controls(**{name: jnp.sum(rows(batch)[:, None] * batch.loss_weights)})
 
 
-@part
-def mean_by(name: str) -> Average:
+@average_part()
+def mean_by(values: Array, batch: Trajectories, name: str) -> Array:
     """Sum over all tokens / the control `name`; 0 if that is 0. Values must be 0 on tokens that it does not count."""
-
-    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
-        count = control(batch, name)
-        return jnp.where(count > 0, jnp.sum(weighted(values, batch)) / jnp.where(count > 0, count, 1.0), 0.0)
-
-    return Average(average)
+    count = control(batch, name)
+    return jnp.where(count > 0, jnp.sum(weighted(values, batch)) / jnp.where(count > 0, count, 1.0), 0.0)
 
 
-Tokens = Callable[[Trajectories], jax.Array]  # batch -> bool[N, L]
+Tokens = Callable[[Trajectories], Array]  # batch -> bool[N, L]
 
 
 @part
 def token_groups(
-    groups: Mapping[str, tuple[float | jax.Array, Tokens]], over: Literal["sequence", "token"] = "sequence"
+    groups: Mapping[str, tuple[float | Array, Tokens]], over: Literal["sequence", "token"] = "sequence"
 ) -> Average:
     """sum_k alpha_k mean_k(v) over groups of tokens, given by name as (alpha_k, batch -> bool[N, L]).
 
@@ -240,7 +248,7 @@ def token_groups(
     def masked(batch: Trajectories, tokens: Tokens) -> Trajectories:
         return batch.replace(weights=batch.loss_weights * tokens(batch), totals=totals_of(batch))
 
-    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+    def average(values: Array, batch: Trajectories) -> Array:
         means = {name: sequence_mean() if over == "sequence" else mean_by(f"tokens/{name}") for name in groups}
         terms = [alpha * means[name](values, masked(batch, tokens)) for name, (alpha, tokens) in groups.items()]
         return jnp.sum(jnp.stack(terms))

@@ -1,17 +1,13 @@
 """Tokens with a high covariance of log-probability and advantage, which drives the loss of entropy (2505.22617)."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import FractionNumber, Number
-from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform, control, counted, part
-from jaxrl_llm.core.transform import Refresh
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform, control, counted, part, step_part
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
-from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.rows import share_down
+from jaxrl_llm.selection.rows import share_down, token_noise
 
 
 def covariance_terms(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
@@ -40,26 +36,27 @@ def count_batches(name: str = "batches") -> Transform:
     return counted(lambda step, batch: batch.with_controls(**{name: step.astype(jnp.float32)}))
 
 
-@part
+@step_part
 def draw_covariant(
-    ratio: Ratio, low: Number, high: Number, share: FractionNumber, clip_low: Number, clip_high: Number
-) -> Refresh:
+    outputs: PolicyOutputs,
+    batch: Trajectories,
+    ratio: Ratio,
+    low: Number,
+    high: Number,
+    share: FractionNumber,
+    clip_low: Number,
+    clip_high: Number,
+) -> Trajectories:
     """Draw max(1, floor(share n)) of n tokens at random among the unclipped ones with low < covariance < high.
 
     Writes info["detached"] bool[N, L]. The control of `count_batches` salts the noise.
     """
-
-    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        counts, A, rho = batch.loss_weights != 0, batch.need("advantages"), ratio(outputs, batch)
-        cov = token_covariances(outputs, batch)
-        clipped = -A * jnp.clip(rho, 1 - clip_low, 1 + clip_high) > -A * rho
-        candidates = counts & ~clipped & (cov > low) & (cov < high)
-        noise = token_noise(batch, control(batch, "batches"))
-        return batch.with_info(
-            detached=first_k((noise,), candidates, jnp.maximum(1.0, share_down(jnp.sum(counts), share)))
-        )
-
-    return refresh
+    counts, A, rho = batch.loss_weights != 0, batch.need("advantages"), ratio(outputs, batch)
+    cov = token_covariances(outputs, batch)
+    clipped = -A * jnp.clip(rho, 1 - clip_low, 1 + clip_high) > -A * rho
+    candidates = counts & ~clipped & (cov > low) & (cov < high)
+    noise, number = token_noise(batch, control(batch, "batches")), share_down(jnp.sum(counts), share)
+    return batch.with_info(detached=first_k((noise,), candidates, jnp.maximum(1.0, number)))
 
 
 @part

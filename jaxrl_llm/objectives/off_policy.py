@@ -4,9 +4,7 @@ x_t = logp_old - logp_behaviour. The weight of a token or its sequence multiplie
 differentiated, and the objective can use the ratio of the current to the old policy.
 """
 
-from __future__ import annotations
-
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,34 +12,20 @@ import jax.numpy as jnp
 from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, check_number
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
-from jaxrl_llm.core.parts import (
-    Metrics,
-    Objective,
-    PolicyOutputs,
-    Trajectories,
-    Transform,
-    part,
-    stateless,
-    stateless_part,
-)
-from jaxrl_llm.core.trajectory import SAMPLED
+from jaxrl_llm.core.parts import Array, Metrics, Objective, Transform, part, stateless, stateless_part
+from jaxrl_llm.core.trajectory import SAMPLED, PolicyOutputs, Trajectories
 from jaxrl_llm.objectives.averages import token_mean
 from jaxrl_llm.utils.errors import require_choice
 
-LEVELS = ("token", "sequence", "geometric")
-MODES = ("truncate", "mask", "reject")
+Level = Literal["token", "sequence", "geometric"]
+Mode = Literal["truncate", "mask", "reject"]
+Summary = Literal["token", "sum", "mean", "max"]
 DIVERGENCES = {"k2": k2, "k3": k3}
-SUMMARIES = ("token", "sum", "mean", "max")
 
 
 def importance_weight(
-    x: jax.Array,
-    mask: jax.Array,
-    level: Literal["token", "sequence", "geometric"] = "token",
-    mode: Literal["truncate", "mask", "reject"] = "truncate",
-    low: Number = 0.0,
-    high: Number = 2.0,
-) -> jax.Array:
+    x: Array, mask: Array, level: Level = "token", mode: Mode = "truncate", low: Number = 0.0, high: Number = 2.0
+) -> Array:
     """The weight of each token, f32[N, L]; 1 outside the mask. x f32[N, L]: log-ratios old / behaviour.
 
     level: rho = exp(x_t) of the "token", exp(sum_t x) of the "sequence", or exp(mean_t x), the "geometric" mean.
@@ -51,8 +35,8 @@ def importance_weight(
     >>> print(importance_weight(jnp.log(jnp.array([[1.5, 4.0]])), jnp.ones((1, 2), bool), high=2.0))
     [[1.5 2. ]]
     """
-    require_choice("level", level, LEVELS)
-    require_choice("mode", mode, MODES)
+    require_choice("level", level, get_args(Level))
+    require_choice("mode", mode, get_args(Mode))
     x = jnp.clip(jnp.where(mask, x, 0.0), -LARGEST, LARGEST)
     if level != "token":
         total = jnp.sum(x, axis=1, keepdims=True)
@@ -65,19 +49,15 @@ def importance_weight(
 
 
 def divergence_weight(
-    x: jax.Array,
-    mask: jax.Array,
-    bound: Number,
-    estimator: Literal["k2", "k3"] = "k3",
-    summary: Literal["token", "sum", "mean", "max"] = "mean",
-) -> jax.Array:
+    x: Array, mask: Array, bound: Number, estimator: Literal["k2", "k3"] = "k3", summary: Summary = "mean"
+) -> Array:
     """1 where the divergence of old and behaviour policy is at most `bound`, else 0; f32[N, L], 1 outside the mask.
 
     estimator: "k2" x^2 / 2, or "k3" exp(x) - 1 - x; both non-negative. summary: compare each "token", or the "sum",
     "mean" or "max" over its sequence.
     """
     require_choice("estimator", estimator, DIVERGENCES)
-    require_choice("summary", summary, SUMMARIES)
+    require_choice("summary", summary, get_args(Summary))
     d = DIVERGENCES[estimator](-jnp.clip(jnp.where(mask, x, 0.0), -LARGEST, LARGEST))
     if summary == "max":
         d = jnp.max(d, axis=1, keepdims=True, initial=0.0)
@@ -87,15 +67,15 @@ def divergence_weight(
     return jnp.where(mask & (d > bound), 0.0, 1.0)
 
 
-def mismatch(batch: Trajectories) -> jax.Array:
+def mismatch(batch: Trajectories) -> Array:
     """Log-ratios of the old to the behaviour policy, f32[N, L]; 0 on tokens with weight 0."""
     return log_ratio(source(batch, "old"), source(batch, "behaviour"), batch.loss_weights != 0)
 
 
 @part
 def importance_correction(
-    level: Literal["token", "sequence", "geometric"] = "token",
-    mode: Literal["truncate", "mask", "reject"] = "truncate",
+    level: Level = "token",
+    mode: Mode = "truncate",
     low: Number = 0.0,
     high: Number = 2.0,
     *,
@@ -105,10 +85,9 @@ def importance_correction(
     """Multiply the advantages by `importance_weight`. Needs old_logp; chain it after the transform that writes them.
 
     "truncate" at the token or sequence level is TIS, "mask" MIS (at the token level IcePop), "reject" at the geometric
-    level Geo-RS. Several corrections can be chained.
-    normalise: divide by the mean weight over all tokens ("token"), or by the mean over sequences of their mean weights
-    ("sequence"). leave_count: exclude rejected tokens from the averages' denominators (verl); otherwise they count
-    there with value 0 (TRL, AReaL).
+    level Geo-RS. Several corrections can be chained. normalise: divide by the mean weight over all tokens ("token"), or
+    by the mean over sequences of their mean weights ("sequence"). leave_count: exclude rejected tokens from the
+    averages' denominators (verl); otherwise they count there with value 0 (TRL, AReaL).
     """
     check_number("lower bound", low)
     check_number("upper bound", high, above=0)
@@ -128,7 +107,7 @@ def divergence_rejection(
     batch: Trajectories,
     bound: NonNegativeNumber,
     estimator: Literal["k2", "k3"] = "k3",
-    summary: Literal["token", "sum", "mean", "max"] = "mean",
+    summary: Summary = "mean",
     *,
     leave_count: bool = True,
 ) -> Trajectories:
@@ -170,14 +149,14 @@ def interpolated_proximal(
     """
     expect("the objective around a proximal policy", objective, Objective)
 
-    def moved(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Trajectories, jax.Array]:
+    def moved(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Trajectories, Array]:
         counts, d = batch.loss_weights != 0, batch.need("staleness").astype(jnp.float32)
         x = log_ratio(jax.lax.stop_gradient(outputs.logp), batch.behaviour_logp, counts) * d / (d + 1)
         weight = importance_weight(x, counts, "token", mode, high=cap)
         batch = batch.replace(behaviour_logp=batch.behaviour_logp + x)
         return batch if batch.advantages is None else _corrected(batch, weight, False), weight
 
-    def function(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def function(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
         around, weight = moved(outputs, batch)
         loss, metrics = objective.function(outputs, around)
         return loss, metrics | {"proximal/weight": token_mean()(weight, batch)}
@@ -191,7 +170,7 @@ def interpolated_proximal(
     )
 
 
-def _corrected(batch: Trajectories, weight: jax.Array, leave_count: bool) -> Trajectories:
+def _corrected(batch: Trajectories, weight: Array, leave_count: bool) -> Trajectories:
     counts = batch.loss_weights != 0
     advantages = jnp.where(counts, batch.need("advantages"), 0.0) * weight
     if leave_count:
@@ -199,7 +178,7 @@ def _corrected(batch: Trajectories, weight: jax.Array, leave_count: bool) -> Tra
     return batch.replace(advantages=advantages)
 
 
-def _mean(w: jax.Array, counts: jax.Array, over: str) -> jax.Array:
+def _mean(w: Array, counts: Array, over: str) -> Array:
     """Mean weight, at least 1e-8, to avoid division by 0 if everything is rejected."""
     if over == "token":
         total, number = jnp.sum(w * counts), jnp.sum(counts)
@@ -224,7 +203,7 @@ def scale_by_info(name: str) -> Transform:
     return stateless(apply, {name})
 
 
-def compounded(factor: jax.Array, x: jax.Array, mask: jax.Array, clip: Number = 0.2) -> jax.Array:
+def compounded(factor: Array, x: Array, mask: Array, clip: Number = 0.2) -> Array:
     """M <- clip(M q), q = clip(exp(mean_t x)), both clipped to 1 +- clip, f32[N] (SeeUPO, 2602.06554).
 
     x f32[N, L]: log-ratios of the policy after an update to the policy before it; mask: the tokens that were updated.

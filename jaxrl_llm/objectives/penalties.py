@@ -1,7 +1,5 @@
 """Penalties: KL divergences, entropy terms, and terms that preserve the likelihood of good answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax
@@ -10,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.annotations import Estimator, Gate, NonNegativeNumber, Number, Source, check_number
 from jaxrl_llm.core.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part
-from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, mean_of
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
 from jaxrl_llm.utils.errors import unknown
 
@@ -29,27 +27,23 @@ def kl(
 
     to: "reference", "old", "behaviour" or "previous". estimator: k1, k2 or k3 of J. Schulman, Approximating KL
     Divergence (2020), "abs" for |l|, or one of these followed by "+": its value with the gradient of k2. average:
-    default token_mean().
-    sampled: the policy that drew the tokens, if it is not the current one; multiplies the estimate by pi / pi_sampled.
-    Differentiated through both factors, k1 and k3 are then unbiased for KL(pi || other), and so are their gradients
-    (2512.02556). With k1 and sampled equal to `to` this is rho log rho.
-    reverse: estimate from -l; on samples of the other policy k1 and k3 then estimate KL(other || pi).
-    metric: name of the reported metric; in a sum of two such terms the second's is "kl/2", see `Objective`.
+    default token_mean(). sampled: the policy that drew the tokens, if it is not the current one; multiplies the
+    estimate by pi / pi_sampled. Differentiated through both factors, k1 and k3 are then unbiased for KL(pi || other),
+    and so are their gradients (2512.02556). With k1 and sampled equal to `to` this is rho log rho. reverse: estimate
+    from -l; on samples of the other policy k1 and k3 then estimate KL(other || pi). metric: name of the reported
+    metric; in a sum of two such terms the second's is "kl/2", see `Objective`.
     """
     if estimator not in ESTIMATORS:
         raise unknown("KL estimator", estimator, ESTIMATORS)
     needs = needed(to) | (frozenset() if sampled is None else needed(sampled))
-    mean, estimate = as_average(average), ESTIMATORS[estimator]
+    estimate = ESTIMATORS[estimator]
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def divergence(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         l = log_ratio(outputs.logp, source(batch, to), batch.loss_weights != 0)
         values = estimate(-l if reverse else l)
-        if sampled is not None:
-            values = jnp.exp(log_ratio_to(outputs, batch, sampled)) * values
-        value = mean(values, batch)
-        return value, {metric: value}
+        return values if sampled is None else jnp.exp(log_ratio_to(outputs, batch, sampled)) * values
 
-    return averaged(objective, mean, needs)
+    return mean_of(divergence, average, metric, needs)
 
 
 def exact_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Array:
@@ -73,13 +67,7 @@ def entropy(average: Average | Mean | None = None, metric: str = "entropy") -> O
     It is differentiated through the distribution, not through sampled log-probabilities. metric: name of the reported
     metric.
     """
-    mean = as_average(average)
-
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        value = mean(outputs.entropy, batch)
-        return value, {metric: value}
-
-    return averaged(objective, mean)
+    return mean_of(lambda outputs, batch: outputs.entropy, average, metric)
 
 
 def corridor(values: jax.Array, low: Number, high: Number) -> jax.Array:
@@ -98,14 +86,12 @@ def entropy_corridor(
     for name, limit in {"low": low, "high": high}.items():
         if not isinstance(limit, str):
             check_number(f"entropy {name}", limit)
-    mean = as_average(average)
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def distance(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         least, most = (control(batch, limit) if isinstance(limit, str) else limit for limit in (low, high))
-        value = mean(corridor(outputs.entropy, least, most), batch)
-        return value, {metric: value}
+        return corridor(outputs.entropy, least, most)
 
-    return averaged(objective, mean)
+    return mean_of(distance, average, metric)
 
 
 @part
@@ -134,22 +120,19 @@ def likelihood_preserving(
     """Mean `likelihood_drop` on the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
 
     against: the policy before the update. The slope jumps at equality with it, so that it must be the trainer's own:
-    the sampler's differs by rounding.
-    With a gate other than "token", gains of some tokens can offset drops of others in the same turn or sequence. Tokens
-    of other answers count in the mean with value 0. gate: one of GATES. final: weight of the last turn's tokens.
-    Metric: "likelihood/fallen".
+    the sampler's differs by rounding. With a gate other than "token", gains of some tokens can offset drops of others
+    in the same turn or sequence. Tokens of other answers count in the mean with value 0. gate: one of GATES. final:
+    weight of the last turn's tokens. Metric: "likelihood/fallen".
     """
-    mean, needs = as_average(average), needed(against) | span_needs(gate)
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def fallen(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         values = likelihood_drop(-log_ratio_to(outputs, batch, against), batch, gate)
         counts = (batch.loss_weights != 0) & (batch.need("advantages") >= 0)
         turn = jnp.where(batch.action_mask, batch.turn, -1)
         scale = jnp.where(turn == jnp.max(turn, axis=1, keepdims=True), final, 1.0)
-        value = mean(jnp.where(counts, scale * values, 0.0), batch)
-        return value, {"likelihood/fallen": value}
+        return jnp.where(counts, scale * values, 0.0)
 
-    return averaged(objective, mean, needs)
+    return mean_of(fallen, average, "likelihood/fallen", needed(against) | span_needs(gate))
 
 
 @part

@@ -1,7 +1,5 @@
 """Importance ratios of the current policy to another one, per token, turn, segment or sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

@@ -1,13 +1,10 @@
 """Separate averages for different kinds of rows or tokens: the policy's own, a teacher's, replayed ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part, totals_of
+from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, part, totals_of
 from jaxrl_llm.objectives.averages import Average, as_average
 from jaxrl_llm.utils.errors import InputError
 
@@ -25,10 +22,14 @@ def by_rows(otherwise: Average, **kinds: Average) -> Average:
     # Terms of one objective may divide the rows differently: what a kind excludes is part of its label.
     labels = {name: " not ".join([name, *list(kinds)[:number]]) for number, name in enumerate(averages)}
 
-    def function(values: jax.Array, batch: Trajectories) -> jax.Array:
+    def function(values: Array, batch: Trajectories) -> Array:
         terms = []
         for name, tokens in _tokens(batch, [*kinds]).items():
-            controls, info = (_entries_of(labels[name], entries) for entries in (batch.controls, batch.info))
+            prefix = f"{labels[name]} rows/"
+            controls, info = (
+                {key.removeprefix(prefix): x for key, x in (entries or {}).items() if key.startswith(prefix)}
+                for entries in (batch.controls, batch.info)
+            )
             totals = {total[1:]: controls.pop(total) for total in [*controls] if total.startswith("#")}
             if not totals and batch.totals is not None:
                 raise InputError("by_rows counts rows of the whole batch: refresh it before it is split, see Objective")
@@ -50,11 +51,10 @@ def by_rows(otherwise: Average, **kinds: Average) -> Average:
             batch = batch.with_info(**{f"{labels[name]} rows/{key}": x for key, x in new.items()})
         return batch
 
-    needs = frozenset[str]().union(*(average.needs for average in averages.values()))
-    return Average(function, needs, refresh)
+    return Average(function, frozenset[str]().union(*(average.needs for average in averages.values())), refresh)
 
 
-def _tokens(batch: Trajectories, kinds: list[str]) -> dict[str, jax.Array]:
+def _tokens(batch: Trajectories, kinds: list[str]) -> dict[str, Array]:
     """Partition the actions by kind, bool[N, L] each; "otherwise" has the rest."""
     left, found = batch.action_mask, {}
     for name in kinds:
@@ -67,19 +67,13 @@ def _tokens(batch: Trajectories, kinds: list[str]) -> dict[str, jax.Array]:
     return {**found, "otherwise": left}
 
 
-def _only(batch: Trajectories, tokens: jax.Array) -> Trajectories:
+def _only(batch: Trajectories, tokens: Array) -> Trajectories:
     """The batch restricted to the actions of one kind."""
     return batch.replace(action_mask=tokens, weights=jnp.where(tokens, batch.loss_weights, 0.0))
 
 
-def _totals(batch: Trajectories, tokens: jax.Array) -> dict[str, jax.Array]:
+def _totals(batch: Trajectories, tokens: Array) -> dict[str, Array]:
     return totals_of(_only(batch, tokens).replace(totals=None))
-
-
-def _entries_of(name: str, entries: dict[str, Any] | None) -> dict[str, Any]:
-    """The entries of one kind, with its prefix removed from their names."""
-    prefix = f"{name} rows/"
-    return {key.removeprefix(prefix): x for key, x in (entries or {}).items() if key.startswith(prefix)}
 
 
 def _new(after: dict[str, Any] | None, before: dict[str, Any] | None) -> dict[str, Any]:

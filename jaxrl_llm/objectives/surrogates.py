@@ -3,8 +3,6 @@
 Functions named *_value work on plain arrays of any shape; the others return a `Surrogate`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import AboveOne, Number, Positive, PositiveNumber, check_bounds
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part, surrogate_part
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.utils.errors import InputError, shown
@@ -50,9 +48,7 @@ class Clip:
 
     def __call__(self, ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A = batch.need("advantages")
-        value = clipped_value(ratio, A, self.low, self.high)
-        if self.dual is not None:
-            value = jnp.where(A < 0, jnp.maximum(value, self.dual * A), value)
+        value = bounded_loss(clipped_value(ratio, A, self.low, self.high), A, self.dual)
         return value, clip_fractions(ratio, A, self.low, self.high)
 
     __repr__ = layout
@@ -80,16 +76,18 @@ def soft_gated_value(ratio: jax.Array, advantages: jax.Array, positive: Number, 
     return 4 / tau * jax.nn.sigmoid(tau * (ratio - 1)) * advantages
 
 
-@part
-def soft_gate(positive: PositiveNumber = 1.0, negative: PositiveNumber = 1.05) -> Surrogate:
+@surrogate_part
+def soft_gate(
+    ratio: jax.Array,
+    outputs: PolicyOutputs,
+    batch: Trajectories,
+    positive: PositiveNumber = 1.0,
+    negative: PositiveNumber = 1.05,
+) -> tuple[jax.Array, Metrics]:
     """`soft_gated_value`: a smooth gate instead of a clip, with a temperature for each sign of A, both above 0."""
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        A = batch.need("advantages")
-        p = jax.nn.sigmoid(jnp.where(A > 0, positive, negative) * (ratio - 1))
-        return soft_gated_value(ratio, A, positive, negative), {"gate/mean": 4 * p * (1 - p)}
-
-    return surrogate
+    A = batch.need("advantages")
+    p = jax.nn.sigmoid(jnp.where(A > 0, positive, negative) * (ratio - 1))
+    return soft_gated_value(ratio, A, positive, negative), {"gate/mean": 4 * p * (1 - p)}
 
 
 def one_sided_log(log_ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> jax.Array:
@@ -179,22 +177,23 @@ def gradient_preserving_clip(low: float = 0.2, high: float | None = None, dual: 
     return surrogate
 
 
-@part
+@surrogate_part
 def token_clip(
-    bounds: Bounds, dual: AboveOne | None = None, revise: Callable[..., jax.Array] | None = None
-) -> Surrogate:
+    ratio: jax.Array,
+    outputs: PolicyOutputs,
+    batch: Trajectories,
+    bounds: Bounds,
+    dual: AboveOne | None = None,
+    revise: Callable[..., jax.Array] | None = None,
+) -> tuple[jax.Array, Metrics]:
     """PPO's clip with the per-token range `bounds(batch)`; dual > 1 bounds the loss where A < 0.
 
     revise: `(advantages, sg(ratio), batch) -> advantages`, for credit that depends on the ratio.
     """
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        A, (low, high) = batch.need("advantages"), bounds(batch)
-        if revise is not None:
-            A = revise(A, jax.lax.stop_gradient(ratio), batch)
-        return bounded_loss(clipped_value(ratio, A, low, high), A, dual), clip_fractions(ratio, A, low, high)
-
-    return surrogate
+    A, (low, high) = batch.need("advantages"), bounds(batch)
+    if revise is not None:
+        A = revise(A, jax.lax.stop_gradient(ratio), batch)
+    return bounded_loss(clipped_value(ratio, A, low, high), A, dual), clip_fractions(ratio, A, low, high)
 
 
 def shaped_probability(logp: jax.Array, constant: float | jax.Array = 0.1) -> jax.Array:
@@ -220,19 +219,17 @@ def guided_rows(batch: Trajectories) -> jax.Array:
     return jnp.any(guided_tokens(batch), axis=1)
 
 
-@part
-def guided(sampled: Surrogate, constant: Positive = 0.1) -> Surrogate:
+@surrogate_part
+def guided(
+    ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories, sampled: Surrogate, constant: Positive = 0.1
+) -> tuple[jax.Array, Metrics]:
     """A f(p) with `shaped_probability` f on guided tokens, without ratio and clip; the surrogate `sampled` on others.
 
     Statistics: those of `sampled`, 0 on guided tokens, and "guided/share".
     """
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        here = guided_tokens(batch)
-        value, statistics = sampled(jnp.where(here, 1.0, ratio), outputs, batch)
-        logp = jnp.where(here & (batch.loss_weights != 0), outputs.logp, 0.0)
-        shaped = batch.need("advantages") * shaped_probability(logp, constant)
-        others = {name: jnp.where(here, 0.0, x) for name, x in statistics.items()}
-        return jnp.where(here, shaped, value), {**others, "guided/share": here.astype(jnp.float32)}
-
-    return surrogate
+    here = guided_tokens(batch)
+    value, statistics = sampled(jnp.where(here, 1.0, ratio), outputs, batch)
+    logp = jnp.where(here & (batch.loss_weights != 0), outputs.logp, 0.0)
+    shaped = batch.need("advantages") * shaped_probability(logp, constant)
+    others = {name: jnp.where(here, 0.0, x) for name, x in statistics.items()}
+    return jnp.where(here, shaped, value), {**others, "guided/share": here.astype(jnp.float32)}

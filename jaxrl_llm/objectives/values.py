@@ -3,37 +3,42 @@
 Plain functions work on arrays of any shape. An error is a function of x = V - R.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.core.annotations import Number, Positive, PositiveNumber, Range
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part, totals_of, weighted
-from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
+from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, batch_part, part, totals_of, weighted
+from jaxrl_llm.core.transform import Metrics, Objective, control
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, average_part, averaged, token_mean
 from jaxrl_llm.utils.errors import InputError, require_choice
 
-Error = Callable[[jax.Array], jax.Array]
+HEAD = "train a model with a head of scores"
+COPY = "give the policy Critic('likelihood') (models.critic)"
+Error = Callable[[Array], Array]
 
 
-def half_square(x: jax.Array) -> jax.Array:
+def needed_output(
+    outputs: PolicyOutputs, name: str, user: str, remedy: str = "give the policy a critic (models.critic)"
+) -> Array:
+    """outputs.extras[name]; InputError, which says who needs it and the remedy, where there is none."""
+    if name not in (outputs.extras or {}):
+        raise InputError(f"{user} needs outputs.extras[{name!r}]: {remedy}")
+    return (outputs.extras or {})[name]
+
+
+def half_square(x: Array) -> Array:
     """x^2 / 2, minimised by the mean of the returns; its gradient is x."""
     return 0.5 * x**2
 
 
-@part
-def huber(width: PositiveNumber = 1.0) -> Error:
+@batch_part
+def huber(x: Array, width: PositiveNumber = 1.0) -> Array:
     """x^2 / 2 where |x| <= width, else width (|x| - width / 2): bounds the gradient of outliers (Huber, 1964)."""
-
-    def error(x: jax.Array) -> jax.Array:
-        near = jnp.clip(x, -width, width)
-        return near * (x - 0.5 * near)
-
-    return error
+    near = jnp.clip(x, -width, width)
+    return near * (x - 0.5 * near)
 
 
 @part
@@ -43,13 +48,13 @@ def pinball(quantile: Annotated[Number, Range(above=0, below=1)] = 0.5) -> Error
 
 
 def clipped_error(
-    values: jax.Array,
-    before: jax.Array,
-    returns: jax.Array,
+    values: Array,
+    before: Array,
+    returns: Array,
     clip: Number,
     error: Error = half_square,
     of: Literal["max", "mean"] = "max",
-) -> jax.Array:
+) -> Array:
     """max(e(V - R), e(V_c - R)) with V_c = V_old + clip(V - V_old, -clip, clip) (PPO's code); elementwise.
 
     of "mean": the mean of the two errors instead of their maximum.
@@ -61,23 +66,19 @@ def clipped_error(
     return jnp.where(free >= held, free, held) if of == "max" else 0.5 * (free + held)
 
 
-@part
-def last_action_mean() -> Average:
+@average_part()
+def last_action_mean(values: Array, batch: Trajectories) -> Array:
     """Mean over sequences of the values at their last action."""
-
-    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
-        last = batch.action_index == batch.lengths[:, None].astype(jnp.int32) - 1
-        return jnp.sum(jnp.where(last, weighted(values, batch), 0.0)) / totals_of(batch)["sequences"]
-
-    return Average(average)
+    last = batch.action_index == batch.lengths[:, None].astype(jnp.int32) - 1
+    return jnp.sum(jnp.where(last, weighted(values, batch), 0.0)) / totals_of(batch)["sequences"]
 
 
-def per_row(values: jax.Array, batch: Trajectories) -> jax.Array:
+def per_row(values: Array, batch: Trajectories) -> Array:
     """Sum over all tokens / number of rows with an action: a mean if the weights add up to that number."""
     return jnp.sum(weighted(values, batch)) / totals_of(batch)["rows"]
 
 
-def _mean(each: list[jax.Array]) -> jax.Array:
+def _mean(each: list[Array]) -> Array:
     return jnp.mean(jnp.stack(each), axis=0)
 
 
@@ -88,7 +89,7 @@ def value_loss(
     *,
     error: Error | Sequence[Error] = half_square,
     of: Literal["max", "mean"] = "max",
-    combine: Callable[[jax.Array], jax.Array] | None = None,
+    combine: Callable[[Array], Array] | None = None,
     heads: int = 1,
 ) -> Objective:
     """average(clipped_error) of the critic's values against `batch.returns`; clip None: average(e(V - R)).
@@ -105,15 +106,13 @@ def value_loss(
     errors: list[Error] | None = None if callable(error) else list(error)
     same: Error = error if callable(error) else half_square
 
-    def split(values: jax.Array) -> list[jax.Array]:
+    def split(values: Array) -> list[Array]:
         """The values of each head, f32[N, L]."""
         values = values if combine is None else combine(values)
         return [values] if values.ndim == 2 else list(jnp.moveaxis(values, -1, 0))
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        extras, controls = outputs.extras or {}, batch.controls or {}
-        if "values" not in extras:
-            raise InputError("the value loss needs outputs.extras['values']: give the policy a critic (models.critic)")
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
+        values, controls = needed_output(outputs, "values", "the value loss"), batch.controls or {}
         own = (batch.info or {}).get("value_weights")
         per_token = plain if own is None else per_row
         mean, batch = average or per_token, batch if own is None else batch.replace(weights=own)
@@ -121,7 +120,7 @@ def value_loss(
         if batch.reward is not None:
             counts &= ~jnp.isnan(batch.reward)[:, None]
         R = jnp.where(counts, batch.need("returns"), 0.0)
-        new, old = ([jnp.where(counts, v, 0.0) for v in split(x)] for x in (extras["values"], batch.need("values")))
+        new, old = ([jnp.where(counts, v, 0.0) for v in split(x)] for x in (values, batch.need("values")))
         if errors is not None and len(errors) != len(new):
             raise InputError(f"the value loss has {len(errors)} errors for {len(new)} heads: give one for each head")
         each = errors or [same] * len(new)
@@ -149,10 +148,8 @@ def head_value_loss(heads: int, clip: Positive | None = 0.2) -> Objective:
     "value/loss", "value/error" (mean |V - R| over all heads), and "value/explained_variance" from before the update.
     """
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        new, old = (outputs.extras or {}).get("values"), batch.need("values")
-        if new is None:
-            raise InputError("the value loss needs outputs.extras['values']: give the policy a critic (models.critic)")
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
+        new, old = needed_output(outputs, "values", "the value loss"), batch.need("values")
         returns, counts = batch.need("head_returns"), control(batch, "head_turns")
         trained = ~jnp.isnan(returns) & (batch.loss_weights != 0)[..., None]
         V, V_old, R = (jnp.where(trained, x, 0.0) for x in (new, old, returns))

@@ -5,19 +5,17 @@ multiplied (`product`), chosen by the sign of the advantage (`by_sign`), and com
 (`of_scaled_ratio`).
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Callable
 from typing import Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, check_bounds, check_number
-from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.core.parts import Array, Trajectories, part, step_part
 from jaxrl_llm.utils.errors import require_choice
 
-Weight = Callable[[jax.Array, Trajectories], jax.Array]  # (ratio f32[N, L], batch) -> f32[N, L]
+Weight = Callable[[Array, Trajectories], Array]  # (ratio f32[N, L], batch) -> f32[N, L]
 DIVERGENCES = ("tv", "kl")
 MIN_RATIO = 1e-8  # lower bound of a sequence's ratio, as in the code of VESPO
 
@@ -47,14 +45,14 @@ def within(low: Number, high: Number | None = None) -> Weight:
     """
     low, high = check_bounds("clip", low, high)
 
-    def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
+    def weight(ratio: Array, batch: Trajectories) -> Array:
         A = batch.need("advantages")
         return jnp.where(((A > 0) & (ratio > 1 + high)) | ((A < 0) & (ratio < 1 - low)), 0.0, 1.0)
 
     return weight
 
 
-def gamma_weight(ratio: jax.Array, power: Number, decay: Number) -> jax.Array:
+def gamma_weight(ratio: Array, power: Number, decay: Number) -> Array:
     """phi(W) = W^power exp(decay (1 - W)): 1 at W = 1, maximal at W = power / decay (VESPO, 2602.10693); elementwise.
 
     W is clamped at 1e-8.
@@ -72,20 +70,15 @@ def gamma(power: NonNegativeNumber, decay: PositiveNumber) -> Weight:
     return lambda ratio, batch: gamma_weight(ratio, power, decay)
 
 
-def bernoulli_kl(p0: jax.Array, p: jax.Array) -> jax.Array:
+def bernoulli_kl(p0: Array, p: Array) -> Array:
     """KL between Bernoulli distributions, nats: p0 log(p0/p) + (1 - p0) log((1 - p0)/(1 - p)); elementwise."""
     rest = jnp.log((1 - p0 + 1e-8) / (1 - p + 1e-8))
     return p0 * jnp.log(jnp.maximum(p0, 1e-37) / jnp.maximum(p, 1e-37)) + (1 - p0) * rest
 
 
 def small_moves(
-    p: jax.Array,
-    p0: jax.Array,
-    advantages: jax.Array,
-    low: Number,
-    high: Number,
-    divergence: Literal["tv", "kl"] = "tv",
-) -> jax.Array:
+    p: Array, p0: Array, advantages: Array, low: Number, high: Number, divergence: Literal["tv", "kl"] = "tv"
+) -> Array:
     """bool: false where p moved away from p0 in the advantage's direction by more than a bound (DPPO, 2602.04879).
 
     divergence "tv": p - p0 > high where A > 0, p0 - p > low where A <= 0. "kl": the same with `bernoulli_kl`.
@@ -105,7 +98,7 @@ def within_divergence(low: Number, high: Number | None = None, divergence: Liter
     """
     low, high = check_bounds("threshold", low, high)
 
-    def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
+    def weight(ratio: Array, batch: Trajectories) -> Array:
         p0 = jnp.exp(jnp.where(batch.loss_weights != 0, batch.behaviour_logp, 0.0))
         p = jnp.minimum(p0 * ratio, 1.0)
         return small_moves(p, p0, batch.need("advantages"), low, high, divergence).astype(jnp.float32)
@@ -113,30 +106,19 @@ def within_divergence(low: Number, high: Number | None = None, divergence: Liter
     return weight
 
 
-@part
-def by_sign(positive: Weight, negative: Weight) -> Weight:
+@step_part
+def by_sign(ratio: Array, batch: Trajectories, positive: Weight, negative: Weight) -> Array:
     """`positive` where the advantage is at least 0, else `negative`."""
-
-    def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
-        return jnp.where(batch.need("advantages") >= 0, positive(ratio, batch), negative(ratio, batch))
-
-    return weight
+    return jnp.where(batch.need("advantages") >= 0, positive(ratio, batch), negative(ratio, batch))
 
 
-@part
-def product(*weights: Weight) -> Weight:
+@step_part
+def product(ratio: Array, batch: Trajectories, *weights: Weight) -> Array:
     """The product of weights."""
-
-    def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
-        out = jnp.ones_like(ratio)
-        for factor in weights:
-            out = out * factor(ratio, batch)
-        return out
-
-    return weight
+    return math.prod((weight(ratio, batch) for weight in weights), start=jnp.ones_like(ratio))
 
 
 @part
-def of_scaled_ratio(weight: Weight, factor: Callable[[Trajectories], jax.Array]) -> Weight:
+def of_scaled_ratio(weight: Weight, factor: Callable[[Trajectories], Array]) -> Weight:
     """The weight of ratio * factor(batch) f32[N, L]; the factor can be the ratio of old to behaviour policy."""
     return lambda ratio, batch: weight(ratio * factor(batch), batch)

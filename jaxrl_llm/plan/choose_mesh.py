@@ -1,7 +1,5 @@
 """The mesh of a run that names none: chosen by arithmetic from the model, the devices and their memory."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +17,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, TENSOR, row_shards
 from jaxrl_llm.plan.estimate import arithmetic, held_bytes
 from jaxrl_llm.plan.models import config_of
-from jaxrl_llm.plan.sampling import abstract_mesh, divisors
+from jaxrl_llm.plan.sampling import abstract_mesh, divisors, mesh_text
 from jaxrl_llm.plan.sampling_mesh import Devices, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import state_shapes
 from jaxrl_llm.training.asynchrony import by_task
@@ -132,13 +130,13 @@ def choose(config: TrainConfig, model: ModelConfig, algorithm: Algorithm, device
     """
     shapes, least = state_shapes(config, model, algorithm), None
     splits, room = splits_of(config, algorithm, shapes, devices), ROOM * devices.memory
-    meshes = [mesh for mesh in candidates(model, devices) if _splits_rows(config, mesh)]
+    rows = config.prompts_per_step * config.group_size, config.minibatches, config.micro_batches
+    meshes = [mesh for mesh in candidates(model, devices) if accepts(check_rows, *rows, row_shards(mesh))]
     for mesh in sorted(meshes, key=lambda mesh: row_shards(mesh) > config.prompts_per_step):
         held = held_bytes(shapes, mesh, config.reference_memory)
         split = fastest(splits(mesh), held.kept, room)
         peak = arithmetic(config, model, algorithm, mesh, held, split.sampling, RATIO).peak
-        text = ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
-        found = Chosen(text, peak, devices.memory, config.sampling_mesh or named_for(split, mesh))
+        found = Chosen(mesh_text(mesh), peak, devices.memory, config.sampling_mesh or named_for(split, mesh))
         if peak <= room:
             return found
         least = found if least is None or peak < least.bytes else least
@@ -166,8 +164,3 @@ def candidates(model: ModelConfig, devices: Devices) -> Iterator[AbstractMesh]:
                 mesh = abstract_mesh({name: size for name, size in sizes.items() if size > 1 or name != EXPERT})
                 if accepts(check_mesh, model, mesh):
                     yield mesh
-
-
-def _splits_rows(config: TrainConfig, mesh: AbstractMesh) -> bool:
-    rows = config.prompts_per_step * config.group_size
-    return accepts(check_rows, rows, config.minibatches, config.micro_batches, row_shards(mesh))

@@ -5,8 +5,6 @@ of the update that are estimated; on chips with more memory to use the compiler 
 them. The estimate decides which configurations are worth compiling, and stands where there is no compiler (GPUs).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The largest batch that a step of a run may learn from, as rollouts give it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The models of a plan: the policy, the same with fewer layers, reward models and teachers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache, partial

@@ -6,12 +6,10 @@ resource: operations at the chip's peak, bytes at its memory's bandwidth, what c
 the TPU compiler's own estimate of cycles, with the collectives that its schedule does not hide (`program.schedule`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, MutableMapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -110,8 +108,9 @@ def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
     held = held_bytes(state, abstract, config.reference_memory)
     sampling = sampling_arithmetic(config, state, sampled_on, sizes, units, topology.platform)
     found = arithmetic(config, model, algorithm, abstract, held, sampling)
-    meshes = Meshes(mesh, sampler, sizes[0])
-    return _assembled(config, topology, meshes, state, found.held, found.phases, found.costs, compiled=False)
+    return _assembled(
+        config, topology, mesh, sampler, sizes[0], state, found.held, found.phases, found.costs, compiled=False
+    )
 
 
 def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
@@ -127,7 +126,7 @@ def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
             costs[name] = costs[name]._replace(flops=flops)
     layers = min(depths(shapes.policy.config)[0], shapes.policy.config.num_layers)
     sampling_programs(shapes_of(config, topology, shapes.policy.config.first(layers)), topology.platform)
-    return found._replace(costs=costs, seconds=_times(config, topology, _meshes(shapes), costs))
+    return found._replace(costs=costs, seconds=_times(config, topology, shapes.sampler, shapes.size, costs))
 
 
 def compiled_plan(
@@ -135,11 +134,13 @@ def compiled_plan(
 ) -> Plan:
     """The plan of a run's own programs, compiled for a topology. InputError for what the run would refuse.
 
-    sampled: of sampling programs, by `sampling_settings` in words, what other plans for this topology have found;
+    sampled: of sampling programs, by the settings that they read, what other plans for this topology have found;
     what this one finds is added.
     """
     shapes, sampled = shapes_of(config, topology), {} if sampled is None else sampled
-    key = repr(sampling_settings(config))
+    of_learning: dict[str, Any] = {"optimizer": OptimizerConfig(), "micro_batches": 1, "remat": True}
+    of_learning |= {"keep_projections": False, "reference_memory": "device"}
+    key = repr(dataclasses.replace(config, **of_learning))
     # The update takes the compiler longer than all other programs together, which are compiled beside it; but libtpu
     # crashes where two programs with parts for SparseCores are compiled at the same time.
     in_turns = topology.chip.sparse_cores
@@ -177,28 +178,18 @@ def compiled_plan(
     for name, cost in costs.items():
         if name not in SAMPLING:
             phases[name] = {"batch": batch, "temporaries": cost.temporaries + max(cost.results, 0)}
-    return _assembled(config, topology, _meshes(shapes), shapes, held, phases, costs, compiled=True)
-
-
-class Meshes(NamedTuple):
-    """Where a run trains and samples, and the size of an engine there."""
-
-    mesh: Mesh
-    sampler: Mesh
-    size: Size
-
-
-def _meshes(shapes: RunShapes) -> Meshes:
-    return Meshes(shapes.mesh, shapes.sampler, shapes.size)
+    return _assembled(
+        config, topology, shapes.mesh, shapes.sampler, shapes.size, shapes, held, phases, costs, compiled=True
+    )
 
 
 def _assembled(
-    config: TrainConfig, topology: Topology, meshes: Meshes, arrays: RunShapes | StateShapes,
+    config: TrainConfig, topology: Topology, mesh: Mesh, sampler: Mesh, size: Size, arrays: RunShapes | StateShapes,
     held: dict[str, int], phases: dict[str, dict[str, int]], costs: dict[str, Cost], *, compiled: bool,
 ) -> Plan:  # fmt: skip
     plan = Plan(
-        config, compiled, topology.chip, len(topology.devices), topology.rented, dict(meshes.mesh.shape),
-        dict(meshes.sampler.shape), held, phases, costs, _times(config, topology, meshes, costs),
+        config, compiled, topology.chip, len(topology.devices), topology.rented, dict(mesh.shape),
+        dict(sampler.shape), held, phases, costs, _times(config, topology, sampler, size, costs),
         host_memory(config, topology, arrays),
     )  # fmt: skip
     if topology.platform != "cpu":
@@ -208,11 +199,12 @@ def _assembled(
     return plan._replace(host=plan.host | {"arrays of the devices": devices, COPY: max(copy - devices, 0)})
 
 
-def _times(config: TrainConfig, topology: Topology, meshes: Meshes, costs: Mapping[str, Cost]) -> dict[str, Seconds]:
-    own, units = row_shards(of_this_host(meshes.sampler), SAMPLED_ROWS), units_of(meshes.sampler)
+def _times(
+    config: TrainConfig, topology: Topology, sampler: Mesh, size: Size, costs: Mapping[str, Cost]
+) -> dict[str, Seconds]:
+    own, units = row_shards(of_this_host(sampler), SAMPLED_ROWS), units_of(sampler)
     return {
-        name: seconds_of(cost, topology.chip, calls(config, meshes.size, units, own, name))
-        for name, cost in costs.items()
+        name: seconds_of(cost, topology.chip, calls(config, size, units, own, name)) for name, cost in costs.items()
     }
 
 
@@ -245,14 +237,6 @@ def learning_programs(
 def slices_of(shapes: RunShapes) -> list[int]:
     """The slice of each device of the mesh, in its order."""
     return [int(getattr(device, "slice_index", 0) or 0) for device in shapes.mesh.devices.flat]
-
-
-def sampling_settings(config: TrainConfig) -> TrainConfig:
-    """The configuration with the same value of what only the learning half reads."""
-    return dataclasses.replace(
-        config, optimizer=OptimizerConfig(), micro_batches=1, remat=True, keep_projections=False,
-        reference_memory="device",
-    )  # fmt: skip
 
 
 def sampling_costs(shapes: RunShapes) -> dict[str, Cost]:

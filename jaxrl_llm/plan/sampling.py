@@ -1,7 +1,5 @@
 """Sampling by arithmetic: bytes on a device, and what its programs cost there, for each split of the devices."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any, NamedTuple
@@ -167,6 +165,11 @@ def estimate(name: str, flops: float, traffic: float, **sent: float) -> Cost:
 def divisors(number: int) -> list[int]:
     """Those of a whole number above 0, in order."""
     return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def mesh_text(mesh: AbstractMesh) -> str:
+    """A mesh as settings name it, without the axes of one device."""
+    return ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
 
 
 def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:

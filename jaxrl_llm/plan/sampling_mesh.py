@@ -5,8 +5,6 @@ Decoding is bound by reading: on each device a step reads the device's share of 
 "tensor", two in each layer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from jaxrl_llm.distributed.chips import Chip
 from jaxrl_llm.distributed.mesh import sampling_sizes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, TENSOR
-from jaxrl_llm.plan.sampling import Sampling, abstract_mesh, divisors, sampled_shards, sampling_arithmetic
+from jaxrl_llm.plan.sampling import Sampling, abstract_mesh, divisors, mesh_text, sampled_shards, sampling_arithmetic
 from jaxrl_llm.plan.shapes import StateShapes, engine_sizes
 from jaxrl_llm.plan.times import calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
@@ -108,7 +106,7 @@ def named_for(split: Split, mesh: AbstractMesh) -> str:
     """The setting `sampling_mesh` with which a run on a mesh samples so: "" where that is the mesh's own split."""
     if _inner(split.mesh) == _inner(mesh):
         return ""
-    return ",".join(f"{name}={size}" for name, size in split.mesh.shape.items() if size > 1) or f"{DATA}=1"
+    return mesh_text(split.mesh) or f"{DATA}=1"
 
 
 def _inner(mesh: AbstractMesh) -> tuple[int, int]:

@@ -1,7 +1,5 @@
 """The sampler's programs, compiled ahead of time for devices that need not be there, as an engine runs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -5,11 +5,10 @@ rounded, most where the method is another one. The cheapest changes that fit are
 micro-batches, what takes the least time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ from jaxrl_llm.plan.estimate import Held, arithmetic, held_bytes, length_of
 from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.plan import Plan, compiled_plan, estimated_plan, lowered_plan
 from jaxrl_llm.plan.program.cost import Cost
-from jaxrl_llm.plan.sampling import abstract_mesh, divisors
+from jaxrl_llm.plan.sampling import abstract_mesh, divisors, mesh_text
 from jaxrl_llm.plan.sampling_mesh import Devices, Splits, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import StateShapes, checked, state_shapes
 from jaxrl_llm.plan.times import calls, seconds_of
@@ -142,42 +141,28 @@ def candidates(
     """
     chip, hosts = topology.chip, topology.hosts
     meshes = list(_meshes(model, len(topology.devices), hosts, length_of(config) >= LONG))
-    states: dict[str, StateShapes] = {}
-    held: dict[tuple[str, AbstractMesh], Held] = {}
+    states: dict[str, tuple[StateShapes, Callable[[AbstractMesh], Held]]] = {}
     sizes: dict[tuple[int, int], tuple[Size, Size | None]] = {}
     splits: dict[str, Splits] = {}
     devices = Devices(len(topology.devices), hosts, chip.usable, topology.slices, chip, topology.platform)
-
-    def state_of(changed: TrainConfig) -> tuple[str, StateShapes]:
-        key = repr((
-            changed.dtype, changed.param_dtype, changed.optimizer, changed.lora_rank, changed.reference_memory,
-        ))  # fmt: skip
-        if key not in states:
-            states[key] = state_shapes(changed, model, algorithm)
-        return key, states[key]
-
-    def held_by(changed: TrainConfig, mesh: AbstractMesh) -> Held:
-        key, state = state_of(changed)
-        if (key, mesh) not in held:
-            held[key, mesh] = held_bytes(state, mesh, changed.reference_memory)
-        return held[key, mesh]
-
-    def splits_by(changed: TrainConfig) -> Splits:
-        key = repr((changed.dtype, changed.param_dtype, changed.cache_dtype, changed.slots, changed.lora_rank))
-        if key not in splits:
-            splits[key] = splits_of(changed, algorithm, state_of(changed)[1], devices, sizes)
-        return splits[key]
 
     for changes in _settings(config, algorithm):
         try:
             changed = applied(config, changes)
         except InputError:  # the settings do not go together
             continue
+        weights = changed.dtype, changed.param_dtype, changed.lora_rank
+        if (key := repr((*weights, changed.optimizer, changed.reference_memory))) not in states:
+            state = state_shapes(changed, model, algorithm)
+            states[key] = state, cache(partial(held_bytes, state, reference_memory=changed.reference_memory))
+        state, held_on = states[key]
+        if (key := repr((*weights, changed.cache_dtype, changed.slots))) not in splits:
+            splits[key] = splits_of(changed, algorithm, state, devices, sizes)
         by_micro: dict[int, TrainConfig] = {}
         fitting = []
         for mesh in meshes:
-            of_mesh = held_by(changed, mesh)
-            split = fastest(splits_by(changed)(mesh), of_mesh.kept, MARGIN * chip.usable)
+            of_mesh = held_on(mesh)
+            split = fastest(splits[key](mesh), of_mesh.kept, MARGIN * chip.usable)
             for micro in _micro_batches(changed, mesh):
                 if micro not in by_micro:
                     by_micro[micro] = dataclasses.replace(changed, micro_batches=micro)
@@ -190,7 +175,7 @@ def candidates(
                         for name, cost in costs
                     )
                     sampler = config.sampling_mesh or named_for(split, mesh)
-                    fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), _text(mesh), sampler))
+                    fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), mesh_text(mesh), sampler))
                     break  # more micro-batches take longer
         for seconds, micro, _, text, sampler in sorted(fitting):
             more: Change = {"mesh": text}
@@ -260,10 +245,6 @@ def _meshes(model: ModelConfig, devices: int, hosts: int, long: bool) -> Iterato
             mesh = abstract_mesh(sizes)
             if accepts(check_mesh, model, mesh):
                 yield mesh
-
-
-def _text(mesh: AbstractMesh) -> str:
-    return ",".join(f"{name}={size}" for name, size in mesh.shape.items() if size > 1)
 
 
 def _micro_batches(config: TrainConfig, mesh: AbstractMesh) -> list[int]:

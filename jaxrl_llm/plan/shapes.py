@@ -1,7 +1,5 @@
 """The arrays of a run without the run: its method, its model by configuration alone, its shapes and shardings."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -104,7 +102,7 @@ def checked(
     mesh = mesh_of(config.mesh, topology.devices)
     sampler = sampling_mesh_of(config.sampling_mesh, mesh)
     algorithm = check_method(config, mesh)
-    if has_second_policy(config, algorithm):
+    if (hook := hook_of(config, algorithm)) is not None and hook.other is not None:  # tokens are drawn with its logits
         raise InputError(
             f"jaxrl plan knows runs of one policy, but {config.algorithm} runs a second one beside it: plan ppo, and "
             "add its weights, its caches and its forward passes once more"
@@ -221,11 +219,6 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
         model_weights(config),
         teacher_weights(config),
     )
-
-
-def has_second_policy(config: TrainConfig, algorithm: Algorithm) -> bool:
-    """Whether tokens are drawn through a hook that reads the logits of a second policy."""
-    return (hook := hook_of(config, algorithm)) is not None and hook.other is not None
 
 
 def engine_sizes(

@@ -6,8 +6,6 @@ little: an iteration takes 1.0 to 1.1 times its seconds. Sampling that is the sl
 takes with all rows busy, since long completions are decoded with few others until they are too stale to wait for.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, NamedTuple

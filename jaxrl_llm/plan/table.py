@@ -73,13 +73,18 @@ def plan_text(plan: Plan) -> str:
     """Memory by phase, programs with what they cost, time, the run's price and the host's memory."""
     mesh = _axes(plan.mesh) + (f"; sampled on {_axes(plan.sampler)}" if plan.sampler != plan.mesh else "")
     how = "compiled" if plan.compiled else "estimated, not compiled"
+    phase = max(plan.peaks, key=lambda name: plan.peaks[name])
+    sizes = _memory(plan.held, plan.phases)
+    memory = [[part, *(f"{size:.2f}" if size else "" for size in own)] for part, own in sizes.items()]
+    memory += [["all", *(f"{size / GIB:.2f}" for size in plan.peaks.values())]]
     lines = [
         f"{plan.rented} {plan.chip.name} (mesh {mesh}), {plan.chip.memory:.4g} GiB each, of which the runtime keeps "
         f"{RESERVED:.1%}; {how}",
         "",
-        *_table(["GiB on a device", *plan.phases], _memory_rows(plan)),
+        *_table(["GiB on a device", *plan.phases], memory),
         "",
-        _verdict(plan),
+        f"{'fits' if plan.fits else 'does not fit'}: {plan.peak / GIB:.2f} of {plan.chip.usable / GIB:.2f} GiB, "
+        f"most in {phase}",
         "",
         *_table(
             ["program", "TFLOP", "GB of memory", "MB sent", *(f"{name} s" for name in Seconds._fields), "binds"],
@@ -105,19 +110,10 @@ def _axes(mesh: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in mesh.items())
 
 
-def _verdict(plan: Plan) -> str:
-    phase = max(plan.peaks, key=lambda name: plan.peaks[name])
-    said = f"{plan.peak / GIB:.2f} of {plan.chip.usable / GIB:.2f} GiB, most in {phase}"
-    return f"fits: {said}" if plan.fits else f"does not fit: {said}"
-
-
-def _memory_rows(plan: Plan) -> list[list[str]]:
-    rows = []
-    for part in PARTS:
-        sizes = [plan.held.get(part, 0) + parts.get(part, 0) for parts in plan.phases.values()]
-        if any(sizes):
-            rows.append([part, *(f"{size / GIB:.2f}" if size else "" for size in sizes)])
-    return [*rows, ["all", *(f"{size / GIB:.2f}" for size in plan.peaks.values())]]
+def _memory(held: Mapping[str, int], phases: Mapping[str, Mapping[str, int]]) -> dict[str, list[float]]:
+    """GiB on a device in each phase, by what takes them."""
+    sizes = {part: [(held.get(part, 0) + one.get(part, 0)) / GIB for one in phases.values()] for part in PARTS}
+    return {part: found for part, found in sizes.items() if any(found)}
 
 
 def _program_rows(plan: Plan) -> list[list[str]]:
@@ -158,11 +154,9 @@ def write_picture(plan: Mapping[str, Any], path: str | Path) -> None:
     figure = Figure(figsize=(1.6 + 1.3 * len(phases), 4.2), layout="constrained")
     axes: Any = figure.subplots()
     below = [0.0] * len(phases)
-    for part in PARTS:
-        sizes = [(plan["held"].get(part, 0) + plan["phases"][phase].get(part, 0)) / GIB for phase in phases]
-        if any(sizes):
-            axes.bar(phases, sizes, bottom=below, label=part)
-            below = [a + b for a, b in zip(below, sizes, strict=True)]
+    for part, sizes in _memory(plan["held"], plan["phases"]).items():
+        axes.bar(phases, sizes, bottom=below, label=part)
+        below = [a + b for a, b in zip(below, sizes, strict=True)]
     axes.axhline(plan["usable"] / GIB, color="black", linestyle="--", label="usable")
     axes.set_ylabel("GiB on a device")
     axes.set_title(f"{plan['chips']} {plan['chip']['name']}, mesh {_axes(plan['mesh'])}", fontsize="medium")

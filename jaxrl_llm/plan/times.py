@@ -1,7 +1,5 @@
 """How often a run's programs run in an iteration, and the least seconds that this takes."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ behaviour policy and limits of staleness hold for each token. Rows are drawn bef
 Replays that change rows within groups are in `replay.into_groups`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -12,16 +12,13 @@ A store with n rows of T tokens in all has, with rows of different lengths one a
 Rows with the same of:item are replayed together. Items have ascending numbers, so that the oldest rows come first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.core.trajectory import SHARED, Trajectories
-from jaxrl_llm.rewards.groups import PADDING
-from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rewards.scoring import PADDING, Scored
 from jaxrl_llm.sampling.requests import RECORDS
 from jaxrl_llm.utils.errors import InputError
 

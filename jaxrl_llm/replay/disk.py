@@ -13,13 +13,11 @@ A file has the rows that one step added, is written once and never changed: a st
 writes the same rows to the same name. A file is removed only when neither the state nor a checkpoint has rows of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -180,22 +178,18 @@ def _write(place: Path, first: int, rows: Store) -> int:
     try:
         place.mkdir(parents=True, exist_ok=True)
         writer = ArrayRecordWriter(str(new), "group_size:1")
-        for one in _one_by_one(rows):
+        names = [key for key in rows if key.startswith("token:")]
+        tokens, letters = (np.cumsum([0, *rows[key]]) for key in ("length", "text_length"))
+        for i in range(count(rows)):
+            one = {key: rows[key][tokens[i] : tokens[i + 1]] for key in names}
+            one |= {key: rows[key][i : i + 1] for key in ("length", "text_length")}
+            one["text"] = rows["text"][letters[i] : letters[i + 1]]
             writer.write(serialization.msgpack_serialize(one))
         writer.close()
         os.replace(new, path)
         return path.stat().st_size
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"replayed rows cannot be written to {path}: {error_line(error)}; free space there") from error
-
-
-def _one_by_one(rows: Store) -> Iterator[Store]:
-    names = [key for key in rows if key.startswith("token:")]
-    tokens, letters = (np.cumsum([0, *rows[key]]) for key in ("length", "text_length"))
-    for i in range(count(rows)):
-        one = {key: rows[key][tokens[i] : tokens[i + 1]] for key in names}
-        sizes = {key: rows[key][i : i + 1] for key in ("length", "text_length")}
-        yield {**one, **sizes, "text": rows["text"][letters[i] : letters[i + 1]]}
 
 
 def _read(place: Path, files: np.ndarray, numbers: np.ndarray) -> Store:

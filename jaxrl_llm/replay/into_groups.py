@@ -1,13 +1,11 @@
 """Replays that change groups: a stored success for a failed sample, the best answer so far, copies of other groups."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories
@@ -15,7 +13,7 @@ from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.utils.errors import require_choice, unknown
+from jaxrl_llm.utils.errors import unknown
 
 Failed = Callable[[np.ndarray], bool]  # the outcomes f32[n] of a group -> whether it counts as failed
 
@@ -36,7 +34,7 @@ def none_above(threshold: float = 0.5) -> Failed:
 def swapped_successes(
     failed: Failed | None = None,
     success: float = 0.1,
-    each: int = 8,
+    each: NonNegativeInt = 8,
     place: Literal["first", "random", "added"] = "first",
     component: str | None = None,
 ) -> Replay:
@@ -50,8 +48,6 @@ def swapped_successes(
     A sample of several rows, such as an episode whose context was compacted, is stored and replaced as a whole, with
     the observations between its turns. It takes the number of the episode that it replaces, or the next one.
     """
-    check_number("each", each, least=0, whole=True)
-    require_choice("place", place, ("first", "random", "added"))
     fails = low_and_alike() if failed is None else failed
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:

@@ -1,7 +1,5 @@
 """Completions as text for notebooks and terminals, each token shaded by a number such as its log-probability."""
 
-from __future__ import annotations
-
 import html
 import textwrap
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Compare credit assignment: the advantages and gradients that several algorithms give the same completions."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +14,8 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.needs import fill_in
-from jaxrl_llm.core.shapes import check_batch, in_words
+from jaxrl_llm.core.shapes import check_batch, check_outputs, in_words
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import check_outputs
 from jaxrl_llm.reporting.html.credit_page import credit_page, residual
 from jaxrl_llm.sampling.checks import check_tokenizer
 from jaxrl_llm.utils.errors import InputError, require_choice, unknown
@@ -88,21 +85,20 @@ class Comparison:
         """What each algorithm does on the whole batch, as text: a column of the values of all algorithms by label."""
         first = self.pushes[self.names[0]].ravel()
         labels = ("loss", "tokens up", "tokens down", "mean |push|", "cosine")
-        found: dict[str, list[str]] = {label: [] for label in labels}
-        actions = max(int(self.action_mask.sum()), 1)
+        rows, actions = list[list[str]](), max(int(self.action_mask.sum()), 1)
         for name in self.names:
             push = self.pushes[name].ravel()
             sizes = float(np.linalg.norm(first) * np.linalg.norm(push))
-            values = [
-                f"{self.losses[name]:.4g}",
-                f"{(push > 0).sum() / actions:.0%}",
-                f"{(push < 0).sum() / actions:.0%}",
-                f"{np.abs(push).sum() / actions:.4g}",
-                f"{float(first @ push) / sizes:.3f}" if sizes > 0 else "-",
-            ]
-            for column, value in zip(found.values(), values, strict=True):
-                column.append(value)
-        return found
+            rows.append(
+                [
+                    f"{self.losses[name]:.4g}",
+                    f"{(push > 0).sum() / actions:.0%}",
+                    f"{(push < 0).sum() / actions:.0%}",
+                    f"{np.abs(push).sum() / actions:.4g}",
+                    f"{float(first @ push) / sizes:.3f}" if sizes > 0 else "-",
+                ]
+            )
+        return dict(zip(labels, map(list, zip(*rows, strict=True)), strict=True))
 
     def alike(self, values: Mapping[str, np.ndarray] | None = None) -> list[tuple[str, ...]]:
         """The algorithms in groups whose pushes (or other values) are the same but for a factor, in order."""
@@ -191,11 +187,12 @@ def compare(
         check_tokenizer(tokenizer)
     check_number("after_steps", after_steps, least=0, whole=True)
     check_number("nats_per_step", nats_per_step, above=0)
-    chosen = _chosen(algorithms, hyperparameters)
+    chosen, entropy = _chosen(algorithms, hyperparameters), batch.entropy
+    entropy = jnp.zeros(batch.tokens.shape) if entropy is None else entropy
     advantages, gradients, losses, filled = {}, {}, {}, {}
     for name, algorithm in chosen.items():
         full, extras, filled[name] = fill_in(batch, algorithm.needs)
-        at = outputs if outputs is not None else PolicyOutputs(full.behaviour_logp, _entropy(batch))
+        at = outputs if outputs is not None else PolicyOutputs(full.behaviour_logp, entropy)
         at = at.replace(extras={**extras, **(at.extras or {})} or None)
         _, full = algorithm.transform.apply(algorithm.transform.init(), full)
 
@@ -263,10 +260,6 @@ def _chosen(algorithms: Which, hyperparameters: Mapping[str, Any]) -> dict[str, 
         else get(x, **{name: value for name, value in hyperparameters.items() if name in known[x]})
         for label, x in algorithms.items()
     }
-
-
-def _entropy(batch: Trajectories) -> jax.Array:
-    return jnp.zeros(batch.tokens.shape) if batch.entropy is None else batch.entropy
 
 
 def compares_samples(algorithm: Algorithm) -> bool:

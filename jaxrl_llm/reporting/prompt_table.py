@@ -1,7 +1,5 @@
 """Which prompts a run tried, how their solve rates moved, and what was left out and why: the most telling of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

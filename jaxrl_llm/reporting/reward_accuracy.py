@@ -1,7 +1,5 @@
 """Accuracy of reward models on answers that are known to be right and wrong: pairs, best of several, and ties."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

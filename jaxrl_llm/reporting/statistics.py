@@ -1,7 +1,5 @@
 """Statistics for evaluations: confidence intervals of a success rate and of a mean, and pass@k."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from numbers import Real

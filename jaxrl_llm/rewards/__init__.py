@@ -16,13 +16,9 @@ __all__ = [
     "Reward", "Scores", "close_rewards", "get_reward", "get_rewards", "names", "require_columns", "reward_digest",
     "score", "text_of",
 ]  # fmt: skip
-_OF_MODULES = {
-    "workers.runner": ("Reward", "Scores", "close_rewards", "reward_digest", "require_columns", "score"),
-    "registry": ("get_reward", "get_rewards", "names"), "verifiers": ("text_of",),
-}  # fmt: skip
-_MODULES = {name: module for module, names in _OF_MODULES.items() for name in names}
+_MODULES = {
+    "registry": "get_reward get_rewards names",
+    "verifiers": "text_of",
+    "workers.runner": "Reward Scores close_rewards require_columns reward_digest score",
+}
 __getattr__ = imported_at_first_use(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

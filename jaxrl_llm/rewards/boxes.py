@@ -1,17 +1,17 @@
 """Rewards of boxes around the objects of an image, and of their names. Images are out of scope: prompts describe them.
 
 An answer is <think>...</think><answer>[{"Position": [1, 1, 10, 10], "Confidence": 0.9}, ...]</answer>. The column
-`boxes` of the data set has the expected boxes [x1, y1, x2, y2] in pixels, a list or its JSON.
+`boxes` of the data set has the expected boxes [x1, y1, x2, y2] in pixels, a list or its JSON. An answer is read as JSON
+or as a Python literal.
 """
 
-from __future__ import annotations
-
+import ast
+import json
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.rewards.tagged_lists import TAGS, listed, numbers, pairs, read
-from jaxrl_llm.rewards.verifiers import last_tagged, matching
+from jaxrl_llm.rewards.verifiers import TAGS, each, last_tagged, matching
 from jaxrl_llm.utils.errors import InputError, shown
 
 OVERLAP = 0.5  # IoU that a matched box exceeds (Visual-RFT)
@@ -39,12 +39,13 @@ def box_overlap(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -> l
     >>> box_overlap([said + "</answer>"], [[[0, 0, 10, 10], [20, 20, 30, 30]]])
     [0.405]
     """
-    out = []
-    for one, text in pairs(completions, boxes):
-        wanted, found = _boxes(text), _guesses(one)
+
+    def overlap(text: str, expected: Any) -> float:
+        wanted, found = _boxes(expected), _guesses(text)
         size = max(len(wanted), len(found or ()))
-        out.append(0.0 if found is None else sum(matched(found, wanted)) / size if size else 1.0)
-    return out
+        return 0.0 if found is None else sum(matched(found, wanted)) / size if size else 1.0
+
+    return each(overlap, completions, boxes)
 
 
 def box_confidence(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -> list[float]:
@@ -52,15 +53,15 @@ def box_confidence(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -
 
     0.0 for an answer that cannot be read. Without boxes 1.0 where none is expected, else 0.0.
     """
-    out = []
-    for one, text in pairs(completions, boxes):
-        wanted, found = _boxes(text), _guesses(one)
+
+    def confidence(text: str, expected: Any) -> float:
+        wanted, found = _boxes(expected), _guesses(text)
         if not found:
-            out.append(float(found is not None and not wanted))
-            continue
+            return found is not None and not wanted
         values = zip(sorted(found, key=lambda g: -g.confidence), matched(found, wanted), strict=True)
-        out.append(sum(g.confidence if iou > 0 else 1 - g.confidence for g, iou in values) / len(found))
-    return out
+        return sum(g.confidence if iou > 0 else 1 - g.confidence for g, iou in values) / len(found)
+
+    return each(confidence, completions, boxes)
 
 
 def class_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -68,11 +69,12 @@ def class_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
 
     Case, white space and underscores do not count. An empty answer has 0.0.
     """
-    out = []
-    for one, expected in pairs(completions, answer):
-        found, wanted = (re.sub(r"[\s_]", "", text.lower()) for text in (last_tagged(one) or "", str(expected)))
-        out.append(float(bool(found) and (found in wanted or wanted in found)))
-    return out
+
+    def same(text: str, expected: Any) -> bool:
+        found, wanted = (re.sub(r"[\s_]", "", one.lower()) for one in (last_tagged(text) or "", str(expected)))
+        return bool(found) and (found in wanted or wanted in found)
+
+    return each(same, completions, answer)
 
 
 def iou(one: Box, other: Box) -> float:
@@ -117,8 +119,33 @@ def _guesses(text: str) -> list[Guess] | None:
 
 
 def _boxes(boxes: Any) -> list[Box]:
-    """The expected boxes. InputError for anything else."""
     found = read(boxes) if isinstance(boxes, str) else boxes
     if not isinstance(found, (list, tuple)) or any(numbers(one, 4) is None for one in found):
         raise InputError(f"the column 'boxes' has {shown(boxes)}, but must have a list of boxes [x1, y1, x2, y2]")
     return [(float(a), float(b), float(c), float(d)) for a, b, c, d in found]
+
+
+def read(text: str) -> Any:
+    """JSON or a Python literal; None for anything else."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            continue
+    return None
+
+
+def listed(text: str) -> list[dict[str, Any]]:
+    """The objects of a completion's tagged list; none where there is no such list."""
+    found = read(last_tagged(text) or "")
+    found = [found] if isinstance(found, dict) else found
+    return found if isinstance(found, list) and all(isinstance(one, dict) for one in found) else []
+
+
+def numbers(value: Any, count: int) -> tuple[float, ...] | None:
+    """Finite numbers; None for anything else."""
+    if not isinstance(value, (list, tuple)) or len(value) != count:
+        return None
+    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < 1e9 for x in value):
+        return None
+    return tuple(map(float, value))

@@ -4,8 +4,6 @@ The sandbox knows the questions but not the answers, so that no trick within it,
 true, a patched assert or a clean exit, passes a test.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.environments.sandbox import Limits, available, require_guards, run_code
 from jaxrl_llm.rewards.entries import REWARD
-from jaxrl_llm.rewards.parsing.code_blocks import KNOWN, code_in
+from jaxrl_llm.rewards.parsing.code_blocks import KNOWN, code_in, tree_of
 from jaxrl_llm.rewards.parsing.code_values import WRITER, built, equal, value_of
 from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.utils.errors import InputError, shown
@@ -164,7 +162,8 @@ def passed(code: str, tests: Sequence[Case], limits: Limits | None = None, toler
 def _values(code: str, calls: list[str], limits: Limits) -> tuple[list[str | None], bool]:
     """What the calls evaluate to, as `WRITER` writes it, None where one fails or is not reached; and a stopped run."""
     own = secrets.token_hex(8)
-    names = {node.id for call in calls for node in ast.walk(_tree(call)) if isinstance(node, ast.Name)}
+    trees = filter(None, (tree_of(call.strip(), "eval") for call in calls))
+    names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
     known = {name: KNOWN[name] for name in sorted(names & KNOWN.keys())}
     limits = replace(limits, output=max(limits.output, VALUES))
     found = run_code(_CALLS, json.dumps([code, calls, known, own]), limits=limits)
@@ -179,15 +178,7 @@ def _values(code: str, calls: list[str], limits: Limits) -> tuple[list[str | Non
     return out, found.stopped is not None
 
 
-def _tree(call: str) -> ast.AST:
-    try:
-        return ast.parse(call.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Pass()
-
-
 def _equal(text: str, test: Case, tolerance: float) -> bool:
-    """Whether a value, as it was written in the sandbox, is the one that a test wants."""
     try:
         found = value_of(text)
         return equal(found, test.value, tolerance if test.tolerance is None else test.tolerance, test.as_json)
@@ -239,7 +230,10 @@ def code_tests(column: str = "tests", tolerance: float = 0.0) -> Callable[..., A
 
     def code_tests(completions: Sequence[Any], **columns: Any) -> dict[str, list[Any]]:
         tests = [[case_of(one) for one in row] for row in columns[column]]
-        codes = [_program(text_of(completion), row) for completion, row in zip(completions, tests, strict=True)]
+        codes = [
+            code_in(text_of(one), [test.call for test in row if test.call], any(test.call is None for test in row))
+            for one, row in zip(completions, tests, strict=True)
+        ]
         with ThreadPoolExecutor(WORKERS) as pool:
             results = list(pool.map(lambda code, row: passed(code, row, tolerance=tolerance), codes, tests))
         return {REWARD: [sum(one) / max(len(one), 1) for one in results], "tests": results}
@@ -251,8 +245,3 @@ def code_tests(column: str = "tests", tolerance: float = 0.0) -> Callable[..., A
     code_tests.provides = frozenset({"tests"})  # type: ignore[attr-defined]
     code_tests.own_limits = True  # type: ignore[attr-defined]  # those of the sandbox; see `limits`
     return code_tests
-
-
-def _program(text: str, tests: Sequence[Case]) -> str:
-    """The program of a completion that these tests grade."""
-    return code_in(text, [test.call for test in tests if test.call], any(test.call is None for test in tests))

@@ -8,8 +8,6 @@ other name an entry:
     other names    a number or rectangular lists of numbers, such as the results of tests
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -48,7 +46,7 @@ def parsed(result: Any, count: int) -> tuple[list[float], list[bool], Entries, s
         for name, one in own.items():
             entries[name][sample] = one
     for name, column in entries.items():
-        if len(axes := sorted({_axes(one) for one in column if one is not None})) > 1 and name != SPANS:
+        if len(axes := sorted({len(_shape(one)) for one in column if one is not None})) > 1 and name != SPANS:
             problem = f"ValueError: returned {name!r} with {axes[0]} and with {axes[-1]} axes: give all the same"
             return [math.nan] * count, [True] * count, {}, problem
     return values, failed, entries, problem
@@ -137,7 +135,6 @@ def _span(span: Any) -> list[Any]:
 
 
 def _numbers(value: Any) -> Any:
-    """Numbers, or rectangular lists of them."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return number(value)
     parts = [_numbers(part) for part in value]
@@ -148,10 +145,6 @@ def _numbers(value: Any) -> Any:
 
 def _shape(value: Any) -> tuple[int, ...]:
     return (len(value), *(_shape(value[0]) if value else ())) if isinstance(value, list) else ()
-
-
-def _axes(value: Any) -> int:
-    return len(_shape(value))
 
 
 def joined(parts: Iterable[tuple[Entries, int]]) -> Entries:

@@ -1,7 +1,5 @@
 """Entries that reward functions return beside their scores, as arrays of a batch: its `info`, and `token_rewards`."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any

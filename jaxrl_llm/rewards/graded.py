@@ -1,7 +1,5 @@
 """Rewards that grade more than right or wrong: levels, modes, distance to successes, and coverage of a list."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
@@ -15,7 +13,7 @@ from typing import Any
 from jaxrl_llm.rewards.entries import REWARD, SPANS
 from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, last_number
 from jaxrl_llm.rewards.parsing.readings import after_thoughts
-from jaxrl_llm.rewards.verifiers import last_tagged, text_of
+from jaxrl_llm.rewards.verifiers import each, last_tagged, text_of
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.words import words
 
@@ -38,19 +36,17 @@ def tagged_levels(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -
     >>> tagged_levels(["<think>2+2</think><answer>4</answer>", "<think></think><answer>?</answer>", "4"], ["4"] * 3)
     [1.0, 0.2, 0.0]
     """
-    scores = []
-    for completion, expected in zip(completions, answer, strict=True):
-        text = text_of(completion)
+
+    def level(text: str, expected: Any) -> float:
         found, wanted = (last_tagged(text) or "").split(), answer_text(expected).split()
         number, right = last_number(" ".join(found)), last_number(answer_text(expected))
         if not _FORM.fullmatch(text):
-            level = 3
-        elif found == wanted or (right is not None and number == right):
-            level = 0
-        else:
-            level = 2 if not found or (right is not None and number is None) else 1
-        scores.append(LEVELS[level])
-    return scores
+            return LEVELS[3]
+        if found == wanted or (right is not None and number == right):
+            return LEVELS[0]
+        return LEVELS[2 if not found or (right is not None and number is None) else 1]
+
+    return each(level, completions, answer)
 
 
 def answer_bleu(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -65,21 +61,19 @@ def answer_bleu(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
     >>> answer_bleu(["<answer>Paris</answer>", "the Paris", "London"], ["Paris"] * 3)
     [1.0, 0.5, 0.0]
     """
-    scores = []
-    for completion, expected in zip(completions, answer, strict=True):
-        text = text_of(completion)
+
+    def bleu(text: str, expected: Any) -> float:
         found = final_answer(text)
         said, wanted = map(words, (after_thoughts(text) if found is None else found, answer_text(expected)))
         most = min(4, len(said), len(wanted))
-        shares = [_share_of_ngrams(said, wanted, n) for n in range(1, most + 1)]
+        shares = []
+        for n in range(1, most + 1):
+            own, other = (Counter(zip(*(words[i:] for i in range(n)), strict=False)) for words in (said, wanted))
+            shares.append((own & other).total() / own.total())
         short = math.exp(min(0.0, 1 - len(wanted) / len(said))) if said else 0.0
-        scores.append(short * math.prod(shares) ** (1 / most) if most else 0.0)
-    return scores
+        return short * math.prod(shares) ** (1 / most) if most else 0.0
 
-
-def _share_of_ngrams(said: list[str], wanted: list[str], n: int) -> float:
-    own, other = (Counter(zip(*(text[i:] for i in range(n)), strict=False)) for text in (said, wanted))
-    return (own & other).total() / own.total()
+    return each(bleu, completions, answer)
 
 
 def by_mode(base: Function) -> Function:
@@ -89,7 +83,7 @@ def by_mode(base: Function) -> Function:
     must not be special tokens of the tokenizer, which texts of completions do not show.
     """
 
-    @functools.wraps(base)
+    @functools.wraps(base, assigned=())
     def by_mode(completions: Sequence[Any], **columns: Any) -> dict[str, list[Any]]:
         found = base(completions, **columns)
         entries = dict(found) if isinstance(found, dict) else {REWARD: found}
@@ -100,7 +94,7 @@ def by_mode(base: Function) -> Function:
             rewards.append(best if value is not None and value > 0.5 else WRONG)
         return {**entries, REWARD: rewards}
 
-    return _named(by_mode, "by_mode")
+    return by_mode
 
 
 def distances(base: Function, success: float = 0.5) -> Function:
@@ -111,7 +105,7 @@ def distances(base: Function, success: float = 0.5) -> Function:
     cluster. There is none for successes, for texts without words, and where a prompt has no success.
     """
 
-    @functools.wraps(base)
+    @functools.wraps(base, assigned=())
     def distances(completions: Sequence[Any], prompts: Sequence[Any], **columns: Any) -> dict[str, list[Any]]:
         import numpy as np  # not at import, because a reward's process starts faster without
 
@@ -137,7 +131,7 @@ def distances(base: Function, success: float = 0.5) -> Function:
     reads_prompts(distances, base)
     distances.provides = frozenset({"distance", *getattr(base, "provides", ())})  # type: ignore[attr-defined]
     distances.per_sample = False  # type: ignore[attr-defined]  # whatever its base is
-    return _named(distances, "distances")
+    return distances
 
 
 def _vector(text: str) -> Any:
@@ -211,8 +205,3 @@ def reads_prompts(function: Function, base: Function) -> None:
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [*(one for one in parameters if one not in rest), prompts, *rest]
     )
-
-
-def _named(function: Function, name: str) -> Function:
-    function.__name__ = function.__qualname__ = name
-    return function

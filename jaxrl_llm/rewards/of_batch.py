@@ -1,7 +1,5 @@
 """Score a sampled batch: the rewards of a notebook's own functions, of files, or of the library."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

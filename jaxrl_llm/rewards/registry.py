@@ -1,7 +1,5 @@
 """Rewards by name, for command lines and configuration files."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -105,11 +103,8 @@ def _in_this_process(process: ProcessFunction, weight: float) -> Reward:
     source, _, name = process.name.rpartition(":")
     path = Path(process.folder, Path(source).expanduser()) if source.endswith(".py") else source
     loaded = load_function(f"{path}:{name}", "rewards")
-    note = (
-        f"the reward {process.__name__} reads the environments of episodes, so it runs in a thread: at its time limit "
-        "it is left behind, not killed"
-    )
-    return Reward(loaded.function, weight, process.__name__, digest=loaded.digest, note=note)
+    reward = Reward(loaded.function, weight, process.__name__, digest=loaded.digest)
+    return _in_thread(reward, "reads the environments of episodes")
 
 
 def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:

@@ -6,14 +6,12 @@ JSON, such as {"action": "click", "box": [100, 40, 140, 60]}: clicks have a "poi
 in pixels, others perhaps an "input_text".
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.rewards.tagged_lists import TAGS, listed, numbers, pairs, read
-from jaxrl_llm.rewards.verifiers import matching
+from jaxrl_llm.rewards.boxes import listed, numbers, read
+from jaxrl_llm.rewards.verifiers import TAGS, each, matching
 from jaxrl_llm.utils.errors import InputError, shown
 
 RADIUS = 140.0  # pixels within which a click on a point is right, exclusive (GUI-R1)
@@ -32,10 +30,10 @@ def gui_format(completions: Sequence[Any], reply_start: Sequence[str] | None = N
     [1.0, 0.0]
     """
 
-    def is_whole(text: str) -> bool:
-        return TAGS.fullmatch(text) is not None and bool(found := listed(text)) and all(map(_is_whole, found))
-
-    return matching(is_whole, completions, reply_start)
+    return matching(
+        lambda text: TAGS.fullmatch(text) and (found := listed(text)) and all(map(_is_whole, found)),
+        *(completions, reply_start),
+    )
 
 
 def gui_action(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> list[float]:
@@ -48,12 +46,26 @@ def gui_action(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> l
     >>> gui_action([said] * 2, [{"action": "click", "point": [90, 90]}, {"action": "click", "box": [10, 0, 20, 20]}])
     [1.0, 0.0]
     """
-    return [float(_is_right(_action(one), _expected(wanted))) for one, wanted in pairs(completions, action)]
+
+    def is_right(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        kind = _kind(wanted)
+        if kind == "click" == _kind(found):
+            return _hits(_point(found), wanted, border=False)
+        with_text = kind in ("type", "select", "scroll")
+        return _kind(found) == kind and (not with_text or token_f1(_text(found), _text(wanted)) >= SAME_TEXT)
+
+    return _compared(is_right, completions, action)
+
+
+def _compared(
+    alike: Callable[[Mapping[str, Any], Mapping[str, Any]], float], completions: Sequence[Any], action: Sequence[Any]
+) -> list[float]:
+    return each(lambda text, wanted: alike(next(iter(listed(text)), {}), _expected(wanted)), completions, action)
 
 
 def gui_kind(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> list[float]:
     """1.0 if the kind of the answer's action is the expected one, in any case, else 0.0 (UI-R1, arXiv 2503.21620)."""
-    return [float(_kind(_action(one)) == _kind(_expected(wanted))) for one, wanted in pairs(completions, action)]
+    return _compared(lambda found, wanted: _kind(found) == _kind(wanted), completions, action)
 
 
 def gui_click(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> list[float]:
@@ -61,12 +73,9 @@ def gui_click(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> li
 
     Within 140 pixels where a point is expected. 1.0 where the expected action is no click.
     """
-    out = []
-    for one, text in pairs(completions, action):
-        wanted = _expected(text)
-        hit = _kind(wanted) != "click" or _hits(_point(_action(one)), wanted, border=True)
-        out.append(float(hit))
-    return out
+    return _compared(
+        lambda found, wanted: _kind(wanted) != "click" or _hits(_point(found), wanted, border=True), completions, action
+    )
 
 
 def gui_parameter(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> list[float]:
@@ -79,20 +88,18 @@ def gui_parameter(completions: Sequence[Any], action: Sequence[Any], **_: Any) -
     >>> gui_parameter([said], [{"action": "type", "input_text": "red running shoes"}])
     [0.8]
     """
-    out = []
-    for one, text in pairs(completions, action):
-        wanted, found = _expected(text), _action(one)
+
+    def alike(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> float:
         said, expected = _text(found), _text(wanted)
         if _kind(found) != _kind(wanted):
-            alike = 0.0
-        elif _kind(wanted) == "click":
-            alike = float(_hits(_point(found), wanted, border=True))
-        elif _kind(wanted) == "scroll":
-            alike = float(said.strip().lower() == expected.strip().lower())
-        else:
-            alike = token_f1(said, expected) if expected else 1.0
-        out.append(alike)
-    return out
+            return 0.0
+        if _kind(wanted) == "click":
+            return _hits(_point(found), wanted, border=True)
+        if _kind(wanted) == "scroll":
+            return said.strip().lower() == expected.strip().lower()
+        return token_f1(said, expected) if expected else 1.0
+
+    return _compared(alike, completions, action)
 
 
 def token_f1(found: str, wanted: str) -> float:
@@ -108,12 +115,7 @@ def token_f1(found: str, wanted: str) -> float:
     return 2 * len(one & other) / (len(one) + len(other)) if one or other else 1.0
 
 
-def _action(text: str) -> Mapping[str, Any]:
-    return next(iter(listed(text)), {})
-
-
 def _expected(action: Any) -> Mapping[str, Any]:
-    """An expected action. InputError for anything else."""
     found = read(action) if isinstance(action, str) else action
     if not isinstance(found, Mapping) or not isinstance(found.get("action"), str):
         raise InputError(f"the column 'action' has {shown(action)}, but must have an object with a text named action")
@@ -136,7 +138,6 @@ def _point(action: Mapping[str, Any]) -> tuple[float, ...] | None:
 
 
 def _hits(point: tuple[float, ...] | None, wanted: Mapping[str, Any], border: bool) -> bool:
-    """Whether a click is in the expected box, or within 140 pixels of the expected point."""
     if point is None:
         return False
     if (box := numbers(wanted.get("box"), 4)) is not None:
@@ -146,17 +147,7 @@ def _hits(point: tuple[float, ...] | None, wanted: Mapping[str, Any], border: bo
     return place is not None and math.dist(point, place) < RADIUS
 
 
-def _is_right(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    kind = _kind(wanted)
-    if _kind(found) != kind:
-        return False
-    if kind == "click":
-        return _hits(_point(found), wanted, border=False)
-    return kind not in ("type", "select", "scroll") or token_f1(_text(found), _text(wanted)) >= SAME_TEXT
-
-
 def _is_whole(action: Mapping[str, Any]) -> bool:
-    """Whether an action has all that it needs, of the right types."""
     kind, text = _kind(action), action.get("input_text")
     if not kind or not isinstance(text, str) or numbers(action.get("point"), 2) is None:
         return False

@@ -1,9 +1,8 @@
 """What reward functions see of completions: texts or conversations, their prompts, and how the replies begin."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.workers.calling import ENVIRONMENTS, REPLY_START
@@ -46,12 +45,10 @@ _OPENED = re.compile(r"<(?!(?:assistant|model|bot)>)([a-z_]+)>\s*(?:</\1>\s*)?\Z
 
 def reply_starts(tokenizer: Any, prompts: Iterable[Sequence[int]]) -> list[str]:
     """What each prompt, token ids, already holds of the reply: a tag at its end, which the chat template opened."""
-    known: dict[tuple[int, ...], str] = {}
-    out = []
-    for prompt in prompts:
-        end = tuple(prompt[-12:])
-        if end not in known:
-            found = _OPENED.search(tokenizer.decode(list(end), skip_special_tokens=False))
-            known[end] = "" if found is None else found[0]
-        out.append(known[end])
-    return out
+
+    @cache
+    def start(end: tuple[int, ...]) -> str:
+        found = _OPENED.search(tokenizer.decode(list(end), skip_special_tokens=False))
+        return "" if found is None else found[0]
+
+    return [start(tuple(prompt[-12:])) for prompt in prompts]

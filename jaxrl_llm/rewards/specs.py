@@ -3,8 +3,6 @@
 Episodes have some rewards already: `environment`, `given` with the data set, and `judge`, from that of a rollout.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence

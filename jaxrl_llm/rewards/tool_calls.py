@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -127,13 +128,6 @@ def valid_calls(completions: Sequence[Any], **_: Any) -> list[float]:
     return [float(not any(text.startswith("Error: ") for text in texts)) for texts in told]
 
 
-def question_of(prompt: Any) -> str:
-    """The text of a prompt: as it is, or what the user says last."""
-    if isinstance(prompt, str):
-        return prompt
-    return text_of([{**one, "role": "assistant"} for one in prompt if one.get("role") == "user"])
-
-
 def page_key(url: str) -> str:
     """A page's address without what does not change the page.
 
@@ -209,13 +203,11 @@ def judged(endpoint: Endpoint, template: str = ASK) -> Label:
 
 def limited(labels: Sequence[str | None], calls: Sequence[Call], checks: int) -> list[str | None]:
     """The labels, where a page has more than `checks` verifications those after them as redundant queries."""
-    counts: dict[str, int] = {}
-    out = list(labels)
+    counts, out = Counter[str](), list(labels)
     for place, (label, call) in enumerate(zip(labels, calls, strict=True)):
         if label == VERIFICATION:
-            key = page_key(call.object)
-            counts[key] = counts.get(key, 0) + 1
-            out[place] = label if counts[key] <= checks else REDUNDANT_QUERY
+            counts[page_key(call.object)] += 1
+            out[place] = label if counts[page_key(call.object)] <= checks else REDUNDANT_QUERY
     return out
 
 
@@ -252,7 +244,7 @@ def useful_calls(
             "least 0"
         )
 
-    @functools.wraps(base)
+    @functools.wraps(base, assigned=())
     def useful_calls(completions: Sequence[Any], prompts: Sequence[Any], **columns: Any) -> dict[str, list[Any]]:
         found = base(completions, prompts=prompts, **columns)
         entries = dict(found) if isinstance(found, dict) else {REWARD: found}
@@ -260,13 +252,14 @@ def useful_calls(
         def one(completion: Any, prompt: Any, value: float | None) -> float | None:
             if value is None or value != value:  # not scored
                 return None
-            calls = calls_of(completion)
-            labels = limited(label(question_of(prompt), calls, text_of(completion)), calls, checks)
+            calls, asked = calls_of(completion), prompt
+            if not isinstance(prompt, str):  # what the user says last
+                asked = text_of([{**one, "role": "assistant"} for one in prompt if one.get("role") == "user"])
+            labels = limited(label(asked, calls, text_of(completion)), calls, checks)
             return call_reward(labels, value > 0.5, searches, pages, weights)
 
         with ThreadPoolExecutor(AT_ONCE) as pool:  # for judges, which take long to answer
             return {**entries, REWARD: list(pool.map(one, completions, prompts, entries[REWARD]))}
 
     reads_prompts(useful_calls, base)
-    useful_calls.__name__ = useful_calls.__qualname__ = "useful_calls"
     return useful_calls

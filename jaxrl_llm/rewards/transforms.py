@@ -3,17 +3,14 @@
 Scaling by running moments is `advantages.normalisation.running_reward_scaling`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.counted_rows import without_rows
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories, without_rows
 from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.utils.errors import InputError, unknown
 

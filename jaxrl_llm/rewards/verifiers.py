@@ -3,8 +3,6 @@
 Each takes `completions` (N strings, or N message lists) and columns of N values by keyword, and returns N floats.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -26,6 +24,7 @@ from jaxrl_llm.utils.errors import InputError, missing_package
 
 _ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"
 _THOUGHTS_AND_ANSWER = re.compile(rf"\s*<think>(?:(?!</?think>).)*</think>\s*{_ONE_ANSWER}\s*", re.DOTALL)
+TAGS = re.compile(r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", re.DOTALL)
 _SMALL = 1e-3  # numbers below are compared by their ratio
 
 
@@ -53,12 +52,13 @@ def exact_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
 
     Raises InputError for an answer that is no text and no number.
     """
-    scores = []
-    for completion, expected in zip(completions, answer, strict=True):
-        text, wanted = text_of(completion).strip(), answer_text(expected).strip()
-        same = not isinstance(expected, str) and number_of(text) == number_of(wanted) is not None
-        scores.append(float(text == wanted or text == str(expected) or same))
-    return scores
+
+    def same(text: str, expected: Any) -> bool:
+        wanted = answer_text(expected).strip()
+        as_number = not isinstance(expected, str) and number_of(text.strip()) == number_of(wanted) is not None
+        return text.strip() in (wanted, str(expected)) or as_number
+
+    return each(same, completions, answer)
 
 
 def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -73,17 +73,17 @@ def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 
     Raises InputError for an answer without a number.
     """
-    return _each(_same_number, completions, answer)
+    return each(_same_number, completions, answer)
 
 
 def number_match_strict(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
     """As `number_match`, but 0.0 for a completion without a box or answer tag."""
-    return _each(functools.partial(_same_number, strict=True), completions, answer)
+    return each(functools.partial(_same_number, strict=True), completions, answer)
 
 
-def _each(same: Callable[[str, Any], bool], completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
-    pairs = zip(completions, answer, strict=True)
-    return [float(same(text_of(completion), expected)) for completion, expected in pairs]
+def each(score: Callable[[str, Any], float], completions: Sequence[Any], column: Sequence[Any]) -> list[float]:
+    """The score of each completion's text with its entry of a column."""
+    return [float(score(text_of(one), entry)) for one, entry in zip(completions, column, strict=True)]
 
 
 def _same_number(text: str, expected: Any, strict: bool = False) -> bool:
@@ -134,6 +134,34 @@ def answer_format_reward(completions: Sequence[Any], reply_start: Sequence[str] 
     return matching(_THOUGHTS_AND_ANSWER.fullmatch, completions, reply_start)
 
 
+def answer_tags(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
+    """1.0 if the whole completion is <think>...</think><answer>...</answer>, else 0.0; see `matching`."""
+    return matching(TAGS.fullmatch, completions, reply_start)
+
+
+def one_answer(completions: Sequence[Any], **_: Any) -> list[float]:
+    """How nearly a completion has one tagged answer: 1 - min((blocks - 1)/turns, 1); 0 without one, or unbalanced tags.
+
+    The form that `grpo_roc` prefers among right episodes, as the component `one_answer*0` of the reward. turns: the
+    messages of the policy, 1 for a text.
+
+    >>> one_answer(["<answer>4</answer>", "4", "<answer>4", "<answer>3</answer> or <answer>4</answer>"])
+    [1.0, 0.0, 0.0, 0.0]
+    """
+    return [_one_answer(one) for one in completions]
+
+
+def _one_answer(completion: Any) -> float:
+    said = [completion]
+    if not isinstance(completion, str):
+        said = [str(one.get("content") or "") for one in completion if one.get("role") == "assistant"]
+    text = "\n".join(said)
+    blocks = text.count("<answer>")
+    if not blocks or blocks != text.count("</answer>"):
+        return 0.0
+    return 1.0 - min((blocks - 1) / max(len(said), 1), 1.0)
+
+
 def matching(match: Callable[[str], Any], completions: Sequence[Any], starts: Sequence[str] | None) -> list[float]:
     """1.0 where a completion's text matches, by itself or after what its prompt holds of the reply."""
     texts = [whole_text(completion) for completion in completions]
@@ -160,13 +188,13 @@ def math_verify(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
 
     Raises InputError if math-verify is not installed or an answer cannot be parsed.
     """
-    return _each(_same_expression, completions, answer)
+    return each(_same_expression, completions, answer)
 
 
 @per_sample
 def math_verify_strict(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
     """As `math_verify`, but 0.0 for a completion without a box or answer tag."""
-    return _each(functools.partial(_same_expression, strict=True), completions, answer)
+    return each(functools.partial(_same_expression, strict=True), completions, answer)
 
 
 def _same_expression(text: str, expected: Any, strict: bool = False) -> bool:
@@ -222,12 +250,12 @@ def reasoning_gym(
 
     Raises InputError if reasoning-gym is not installed.
     """
-    scores = []
-    for completion, task, entry in zip(completions, reasoning_gym_task, reasoning_gym_entry, strict=True):
-        text = text_of(completion)
+
+    def score(text: str, of: tuple[str, dict[str, Any]]) -> float:
         tagged = last_tagged(text)
-        scores.append(float(_scorer(task)(answer=(text if tagged is None else tagged).strip(), entry=entry)))
-    return scores
+        return _scorer(of[0])(answer=(text if tagged is None else tagged).strip(), entry=of[1])
+
+    return each(score, completions, list(zip(reasoning_gym_task, reasoning_gym_entry, strict=True)))
 
 
 def tagged_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -238,12 +266,12 @@ def tagged_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
     >>> tagged_match(["It barks. <answer> a dog </answer>", "a dog"], answer=["a dog", "a dog"])
     [1.0, 0.0]
     """
-    scores = []
-    for completion, expected in zip(completions, answer, strict=True):
-        found, wanted = last_tagged(text_of(completion)), last_tagged(str(expected))
-        wanted = str(expected) if wanted is None else wanted
-        scores.append(float(found is not None and found.split() == wanted.split()))
-    return scores
+
+    def same(text: str, expected: Any) -> bool:
+        found, wanted = last_tagged(text), last_tagged(str(expected))
+        return found is not None and found.split() == (str(expected) if wanted is None else wanted).split()
+
+    return each(same, completions, answer)
 
 
 def last_tagged(text: str) -> str | None:

@@ -1,7 +1,5 @@
 """Rollouts that sample a step in rounds: how many samples a prompt gets next depends on those of all prompts so far."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,8 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, check_number
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, OpenFraction
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
@@ -53,14 +50,13 @@ def exploration_priority(
 
 
 @part
-def by_confidence(exploration: NonNegative = 0.1, level: float = 0.05) -> Divide:
+def by_confidence(exploration: NonNegative = 0.1, level: OpenFraction = 0.05) -> Divide:
     """A rule of `in_rounds`: the samples go, one after the other, to the prompt of the largest `exploration_priority`.
 
     A sample that is assigned counts at once, so that the next may go to another prompt; the deviations and T are those
     before the round. Of equal priorities the prompt with fewer samples comes first, then the earlier one. exploration:
     at least 0. level: of the intervals, within 0 and 1.
     """
-    check_number("by_confidence: level", level, above=0, below=1)
 
     def divide(rewards: Sequence[np.ndarray], budget: int) -> list[int]:
         spent = sum(map(len, rewards))
@@ -96,7 +92,7 @@ def _counts(divide: Divide, rounds: int, values: Sequence[Any]) -> list[int]:
 @part
 def in_rounds(
     divide: Divide,
-    first: int | None = None,
+    first: Count | None = None,
     rounds: Count = 2,
     *,
     solved: Succeeds | None = None,
@@ -116,8 +112,6 @@ def in_rounds(
     Provides info["guided"], 1 for samples with examples, info["off_prompt"] (`Episode.trained_under`), and
     info["unhinted"], 1 in a group that would have had examples, but whose row has none.
     """
-    check_number("in_rounds: first", first, least=1, whole=True, or_none=True)
-    require_function("in_rounds: divide", divide)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         begun = min(first or max(2, task.samples // 2), task.samples)

@@ -1,7 +1,5 @@
 """What only some episodes have, as arrays of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,34 +11,26 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-def of_turns(values: Sequence[Sequence[float]], dtype: Any) -> np.ndarray:
-    """Values of turns as an array [N, K], 0 where a row has fewer turns; K is a bucket, for few programs."""
-    turns = bucket(max(map(len, values)), least=1)
-    out = np.zeros((len(values), turns), dtype)
-    for row, known in zip(out, values, strict=True):
-        row[: len(known)] = known
-    return out
+def filled(rows: Sequence[Sequence[float]], empty: float, dtype: Any, least: int) -> Any:
+    """Rows as an array [N, K], filled up with `empty`; K is a `bucket` of their lengths, so that few programs are
+    compiled."""
+    found = np.full((len(rows), bucket(max([1, *map(len, rows)]), least=least)), empty, dtype)
+    for place, row in enumerate(rows):
+        found[place, : len(row)] = row
+    return found
 
 
 def teacher_tokens(episodes: Sequence[Episode]) -> Any:
     """f32[N, T]: the tokens of each episode after its `teacher_prompt`, then -1; only -1 without such a prompt."""
     rows = [[*e.teacher_prompt, *e.own.token.tolist()] if e.teacher_prompt else [] for e in episodes]
-    return _filled(rows, bucket(max([1, *map(len, rows)])))
+    return filled(rows, -1, np.float32, 8)
 
 
 def answer_tokens(episodes: Sequence[Episode]) -> Any:
     """f32[N, A]: the tokens of each episode's `answer`, where -2 - id is one that opens it, then -1."""
     parts = [one.answer or ((), ()) for one in episodes]
     rows = [[*(-2 - token for token in opening), *own] if own else [] for opening, own in parts]
-    return _filled(rows, bucket(max([1, *map(len, rows)]), least=4))
-
-
-def _filled(rows: Sequence[Sequence[int]], width: int) -> Any:
-    """f32[N, width]; a width is a bucket of lengths, so that few programs are compiled."""
-    found = np.full((len(rows), width), -1.0, np.float32)
-    for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return found
+    return filled(rows, -1, np.float32, 4)
 
 
 def info_columns(episodes: Sequence[Episode], length: int | None = None) -> dict[str, Any]:

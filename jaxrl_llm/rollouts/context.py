@@ -13,8 +13,7 @@ from jaxrl_llm.data.chat.encode import encode_prompt, with_text
 from jaxrl_llm.data.chat.inert import encode_inert
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting
-from jaxrl_llm.rollouts.runtime.barrier import meet_others
-from jaxrl_llm.rollouts.runtime.external_calls import remembered, scored
+from jaxrl_llm.rollouts.runtime.external_calls import meet_others, remembered, scored
 from jaxrl_llm.rollouts.runtime.replay_log import Call
 from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
 from jaxrl_llm.utils.errors import InputError, shown
@@ -176,7 +175,7 @@ class Tools:
 
         Not those of an object that was held: it has their effects.
         """
-        return not self._host.is_resumed(value)
+        return not any(value is one for one in self._host.resumed.values())
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether a completion of a prompt has room for a token in the model's context."""

@@ -66,10 +66,8 @@ class Episode:
     """Rewards of its turns, beside `reward`; the batch's `turn_rewards`."""
     state_keys: tuple[int, ...] = ()
     """Keys of the environment's states before its turns, 0 to 2^32 - 1; the batch's `state_key`."""
-
     teacher_prompt: tuple[int, ...] | None = None
     """Another prompt, under which a teacher reads the episode's tokens; () for none, where others have one."""
-
     answer: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     """Tokens that open the reference answer of the row, and those of the answer; ((), ()) for none."""
 

@@ -1,7 +1,5 @@
 """Rollouts that fork where a second token is nearly as likely, and drop branches that go on like their parent."""
 
-from __future__ import annotations
-
 from asyncio import gather
 from collections.abc import Sequence
 from itertools import count
@@ -20,8 +18,6 @@ from jaxrl_llm.utils.errors import InputError, shown
 
 
 class _Fork(NamedTuple):
-    """A place where a branch may begin."""
-
     place: int
     order: int  # of the branch that it leaves
     branch: Episode
@@ -78,7 +74,6 @@ def near_ties(
         numbers = count(1)
 
         async def on(episode: Episode, pause_at: int | None = None, **begins: Any) -> Episode:
-            """`grow` within the tree."""
             stop = None if pause_at is None else episode.size + pause_at
             trunk = until if stop is None else min(stop, until)
             if greedy and episode.size < trunk:

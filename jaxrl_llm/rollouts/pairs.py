@@ -1,11 +1,8 @@
 """Online preferences: the best and the worst of a group as a pair, and win rates within it."""
 
-from __future__ import annotations
-
 import math
 from asyncio import gather
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +14,9 @@ from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
-from jaxrl_llm.rollouts.judges.comparisons import PairJudge
+from jaxrl_llm.rollouts.judges.comparisons import PairJudge, win_rates
 from jaxrl_llm.rollouts.judges.judged import OPPONENTS, Judged, with_verdicts
-from jaxrl_llm.rollouts.programs import group, samples
+from jaxrl_llm.rollouts.programs import altered, group, samples
 
 Array = np.ndarray[Any, Any]
 WIN_RATE, SAMPLED = "win_rate", "rollout/sampled_reward"
@@ -50,13 +47,10 @@ def best_and_worst_of(rollout: Rollout | None = None) -> Rollout:
         mean = {SAMPLED: sum(known) / len(known)} if known else {}
         return [episodes[place].with_info(**mean) for place in (best, worst)]
 
-    demands = replace(
-        inner.demands, at_once=False, variable_size=True, max_episodes=lambda samples: 2,
-        min_samples=max(2, inner.demands.min_samples),
+    return altered(
+        inner, program, "best and worst", wrap=best_and_worst_of, at_once=False, variable_size=True,
+        max_episodes=lambda samples: 2, min_samples=max(2, inner.demands.min_samples),
     )  # fmt: skip
-    return replace(
-        inner, program=program, name=f"{inner.name}, best and worst", demands=demands, wrap=best_and_worst_of
-    )
 
 
 def ends_of(scores: Sequence[float]) -> tuple[int, int]:
@@ -88,10 +82,8 @@ def rates_of(scores: Sequence[float], oracle: Oracle, itself: bool = False) -> A
     """
     values = np.asarray(scores, np.float64)
     wins = oracle(values[:, None] - values)
-    np.fill_diagonal(wins, 0.5)
-    counted = ~np.isnan(wins) & (itself | ~np.eye(len(values), dtype=bool)) & ~np.isnan(values)[:, None]
-    total = np.where(counted, wins, 0.0).sum(1)
-    return np.where(counted.any(1), total / np.maximum(counted.sum(1), 1), np.nan)
+    np.fill_diagonal(wins, np.where(np.isnan(values), np.nan, 0.5))
+    return win_rates(wins, itself)
 
 
 @part
@@ -113,12 +105,9 @@ def with_win_rates(rollout: Rollout | None = None, oracle: Oracle = bradley_terr
             rates = rates_of([one.score for one in episodes], oracle, itself)
         return [one.with_info(win_rate=float(rate)) for one, rate in zip(episodes, rates, strict=True)]
 
-    def around(other: Rollout) -> Rollout:
-        return with_win_rates(other, oracle, itself)
-
-    return replace(
-        inner, program=program, name=f"{inner.name}, win rates", provides=inner.provides | {WIN_RATE}, wrap=around,
-        demands=replace(inner.demands, at_once=False, min_samples=max(2, inner.demands.min_samples)),
+    return altered(
+        inner, program, "win rates", {WIN_RATE}, wrap=lambda other: with_win_rates(other, oracle, itself),
+        at_once=False, min_samples=max(2, inner.demands.min_samples),
     )  # fmt: skip
 
 

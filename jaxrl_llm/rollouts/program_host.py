@@ -1,7 +1,5 @@
 """Interfaces of the driver: what programs meet with and fail by, and what it asks of engines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard
 

@@ -1,25 +1,55 @@
-"""Rollout programs: async functions of (tools, task) that sample one group of episodes."""
+"""Rollout programs: async functions of (tools, task) that sample one group of episodes.
 
-from __future__ import annotations
+And rollouts that are drawn otherwise: through a hook of the sampler, with soft tokens, or by members of a population.
+"""
 
 import math
 from asyncio import gather
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Concatenate, ParamSpec
 
 import jax
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count
+from jaxrl_llm.core.arguments.ranges import Count, Range
+from jaxrl_llm.core.hooks import Hook, first_state
+from jaxrl_llm.core.parts import settings_first
+from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout, Task
+from jaxrl_llm.core.rollout import Demands, Program, Rollout, Task, drawn
+from jaxrl_llm.core.soft_thinking import SoftThinking
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment
+from jaxrl_llm.sampling import filters
 from jaxrl_llm.selection.rows import max_variance_subset
 from jaxrl_llm.utils.errors import InputError, shown
 
 _max_variance_subset = jax.jit(max_variance_subset)
+Settings = ParamSpec("Settings")
+
+
+def program_part(
+    name: str,
+    provides: Iterable[str] = (),
+    columns: Iterable[str] = (),
+    demands: Demands | Callable[..., Demands] | None = None,
+) -> Callable[
+    [Callable[Concatenate[Tools, Task, Settings], Awaitable[Sequence[Episode]]]], Callable[Settings, Rollout]
+]:
+    """Decorate an async function of tools, a task and settings: given the settings, it is the `Rollout` of a program.
+
+    name, columns: may hold settings in braces; a column that is a setting is none where that is None. demands: or a
+    function of the settings, which are its keyword arguments.
+    """
+
+    def made(program: Any) -> Rollout:
+        given = program.settings
+        read = tuple(one.format(**given) for one in columns if given.get(one.strip("{}"), one) is not None)
+        wanted = demands(**given) if callable(demands) else demands or Demands()
+        return Rollout(program, name.format(**given), frozenset(provides), read, wanted)
+
+    return lambda function: settings_first(function, 2, made, Rollout)
 
 
 async def samples(tools: Tools, prompt: Sequence[int], numbers: Iterable[int]) -> list[Episode]:
@@ -48,14 +78,35 @@ async def scored_whole(tools: Tools, episodes: Sequence[Episode]) -> list[Episod
     return [replace(e, reward=one.reward, rewards=one.rewards) for e, one in zip(episodes, found, strict=True)]
 
 
-async def _group(tools: Tools, task: Task) -> list[Episode]:
+@program_part("group", demands=Demands(at_once=True))
+async def group(tools: Tools, task: Task) -> list[Episode]:
+    """`task.samples` independent samples of the prompt, as in GRPO."""
     return await samples(tools, task.prompt, range(task.samples))
 
 
-@part
-def group() -> Rollout:
-    """`task.samples` independent samples of the prompt, as in GRPO."""
-    return Rollout(_group, "group", demands=Demands(at_once=True))
+def altered(
+    rollout: Rollout,
+    program: Program,
+    name: str,
+    provides: Iterable[str] = (),
+    columns: Iterable[str] = (),
+    wrap: Callable[[Rollout], Rollout] | None = None,
+    **demands: Any,
+) -> Rollout:
+    """A rollout whose program is made of another one's.
+
+    name: appended to that of the rollout. provides, columns: beside its own. wrap: None: its own. demands: the fields
+    of its `Demands` that differ.
+    """
+    return replace(
+        rollout,
+        program=program,
+        name=f"{rollout.name}, {name}",
+        provides=rollout.provides | {*provides},
+        columns=(*rollout.columns, *columns),
+        demands=replace(rollout.demands, **demands),
+        wrap=wrap or rollout.wrap,
+    )
 
 
 @part
@@ -84,27 +135,18 @@ def with_greedy_baseline(rollout: Rollout) -> Rollout:
         episodes, baseline = await gather(rollout.program(tools, task), greedy_reward(tools, task))
         return [episode.with_info(greedy_reward=baseline) for episode in episodes]
 
-    return replace(
-        rollout, program=program, name=f"{rollout.name}, greedy", provides=rollout.provides | {"greedy_reward"}
-    )
+    return altered(rollout, program, "greedy", {"greedy_reward"})
 
 
-@part
-def down_sampled(times: int = 2) -> Rollout:
+@program_part("down_sampled({times})", demands=Demands(at_once=True))
+async def down_sampled(tools: Tools, task: Task, times: Annotated[int, Range(least=2)] = 2) -> list[Episode]:
     """Sample `times` as many completions as a group has, and train on those whose rewards have the largest variance.
 
     Sampling is cheaper than training, and among more samples there are more often both right and wrong ones (PODS:
-    max-variance down-sampling, Not All Rollouts are Useful, arXiv 2504.13818). Raises InputError unless times is a
-    whole number, at least 2.
+    max-variance down-sampling, Not All Rollouts are Useful, arXiv 2504.13818).
     """
-    if isinstance(times, bool) or not isinstance(times, int) or times < 2:
-        raise InputError(f"down_sampled's times is {shown(times)}, but must be a whole number, at least 2")
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        episodes = await scored_samples(tools, task.prompt, range(times * task.samples))
-        return [episodes[i] for i in most_varied([episode.reward for episode in episodes], task.samples)]
-
-    return Rollout(program, f"down_sampled({times})", demands=Demands(at_once=True))
+    episodes = await scored_samples(tools, task.prompt, range(times * task.samples))
+    return [episodes[i] for i in most_varied([episode.reward for episode in episodes], task.samples)]
 
 
 def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
@@ -158,8 +200,10 @@ def forked(*places: int) -> Rollout:
     return Rollout(program, f"forked({', '.join(map(str, places))})", demands=Demands(forks=places))
 
 
-@part
-def conversation(environment: Callable[[dict[str, Any]], Any], turns: Count = 2) -> Rollout:
+@program_part("conversation", {"turns"}, demands=lambda turns, **_: Demands(turns=turns))
+async def conversation(
+    tools: Tools, task: Task, environment: Callable[[dict[str, Any]], Any], turns: Count = 2
+) -> list[Episode]:
     """Episodes of at most `turns` turns with an environment.
 
     environment: builds the environment for a row of the data set. Its `step(text)` takes the policy's text and returns
@@ -181,7 +225,66 @@ def conversation(environment: Callable[[dict[str, Any]], Any], turns: Count = 2)
             episode = await tools.sample(episode + tools.given(str(observation)))
         return episode
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        return list(await gather(*(one(tools, task, number) for number in range(task.samples))))
+    return list(await gather(*(one(tools, task, number) for number in range(task.samples))))
 
-    return Rollout(program, "conversation", frozenset({"turns"}), demands=Demands(turns=turns))
+
+@part
+def hooked(rollout: Rollout, hook: Hook, provides: Iterable[str] = ()) -> Rollout:
+    """A rollout whose tokens are drawn through a hook (`jaxrl_llm.core.hooks`), through which the update goes as well.
+
+    The hook's numbers are those in the controls of the last update; each episode has them in info. Samples at a
+    temperature of their own, and greedy ones, do not go through it. provides: names of `jaxrl_llm.core.needs` among
+    these numbers. Raises InputError for a rollout that is drawn otherwise already.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        numbers = first_state(hook, tools.controls)
+        episodes = await rollout.program(tools, task)
+        return [episode.with_info(**numbers) for episode in episodes] if numbers else list(episodes)
+
+    return replace(drawn(rollout, hook, hook.name, provides), program=program)
+
+
+@part
+def top_nsigma(n: float = 1.0) -> Rollout:
+    """Independent samples, drawn among the tokens of `sampling.filters.top_nsigma`."""
+    return replace(hooked(group(), filters.top_nsigma(n)), name=f"top_nsigma({n:g})")
+
+
+@part
+def softly(rollout: Rollout, thinking: SoftThinking) -> Rollout:
+    """A rollout whose samples think softly, see `core.soft_thinking`, until they write the token that ends thoughts.
+
+    All that is drawn from the policy that learns does so: at a temperature of its own too, and without noise where it
+    is greedy. The update sees the same mixtures (`Trajectories.thoughts`). Raises InputError for a rollout that goes on
+    after observations, draws from other policies, or is drawn otherwise already.
+    """
+    return drawn(rollout, thinking, "softly")
+
+
+@part
+def soft_thoughts(thinking: SoftThinking) -> Rollout:
+    """The run's own rollout, `softly`; else a group of samples."""
+    return replace(softly(group(), thinking), wrap=lambda rollout: softly(rollout, thinking))
+
+
+MEMBERS = frozenset({"member", "member_seed"})
+
+
+@part
+def evolved(rollout: Rollout, population: Population) -> Rollout:
+    """A rollout in which sample i of the j-th prompt of a step, of g samples each, is that of member j g + i, greedy.
+
+    All randomness is in the weights, see `core.population`. Two members that share their noise answer the same prompt
+    where g is even. Samples at a temperature of their own, greedy ones, those of evaluations and of a reference policy
+    are the policy's. It provides info["member"], the member's number, and info["member_seed"], the seed of the noise.
+    Raises InputError for a rollout that is drawn otherwise already.
+    """
+    return drawn(rollout, population, "evolved", MEMBERS)
+
+
+@part
+def members(population: Population) -> Rollout:
+    """The run's own rollout, such as the agents of an environment, `evolved`; else a group of samples."""
+    own = evolved(group(), population)
+    return replace(own, wrap=lambda rollout: evolved(rollout, population))

@@ -1,7 +1,5 @@
 """Rollouts by name, for configurations."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable
@@ -10,16 +8,14 @@ from typing import Any
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.agents.program import semi_online, similar_states
-from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
+from jaxrl_llm.rollouts.auxiliary_prompts import recycled, with_predictions
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures, prefixed_groups, reset_to_data, two_policies
 from jaxrl_llm.rollouts.guidance.repair import hinted
 from jaxrl_llm.rollouts.guidance.responses import demonstrated, demonstrated_before
-from jaxrl_llm.rollouts.hooked import top_nsigma
 from jaxrl_llm.rollouts.judges.judged import judged_anchor, judged_grades, judged_pairs, judged_rubric
 from jaxrl_llm.rollouts.lookahead import near_ties
-from jaxrl_llm.rollouts.programs import down_sampled, forked, group
-from jaxrl_llm.rollouts.recycled import recycled
+from jaxrl_llm.rollouts.programs import down_sampled, forked, group, top_nsigma
 from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 

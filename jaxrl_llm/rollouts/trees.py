@@ -5,8 +5,6 @@ An episode is the path to one leaf. Its info["node"] has, for each token after t
 is unique in the group and the same in all episodes that share the token.
 """
 
-from __future__ import annotations
-
 import re
 from asyncio import gather
 from collections.abc import Iterable, Sequence
@@ -27,6 +25,7 @@ from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 BOXED = re.compile(r"\\boxed\{[^{}]*\}")
 Path = tuple[Episode, int]  # a path of a tree, and its number of segments
+Many = Annotated[int, Range(least=1, most=2**12)]
 
 
 async def grow(
@@ -70,19 +69,20 @@ def by_prefix(episodes: Sequence[Episode]) -> list[Episode]:
     return out
 
 
-def common(a: np.ndarray, b: np.ndarray) -> int:
+def common(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray) -> int:
     """Number of equal tokens at the beginning of both.
 
-    >>> common(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
+    >>> common([1, 2, 3], [1, 2, 4, 5])
     2
     """
+    a, b = np.asarray(a), np.asarray(b)
     size = min(len(a), len(b))
     differ = np.flatnonzero(a[:size] != b[:size])
     return int(differ[0]) if len(differ) else size
 
 
 @part
-def tree(*places: int, branches: int = 2) -> Rollout:
+def tree(*places: int, branches: Annotated[int, Range(least=2, most=1024)] = 2) -> Rollout:
     """Trees that fork into `branches` at each of the places, ascending numbers of completion tokens; 0 is the prompt.
 
     A tree has branches ** len(places) leaves, fewer where completions end before a fork. A group has one tree, or as
@@ -91,7 +91,6 @@ def tree(*places: int, branches: int = 2) -> Rollout:
     """
     if not places or list(places) != sorted(set(places)) or places[0] < 0:
         raise InputError(f"a tree forks at {shown(places)}, but must at ascending numbers of tokens, at least 0")
-    check_number("branches", branches, least=2, most=1024, whole=True)
     leaves = branches ** len(places)
     if leaves > 2**16:
         raise InputError(f"a tree with {len(places)} forks into {branches} has {leaves} leaves: use at most 65536")
@@ -132,7 +131,7 @@ def tree(*places: int, branches: int = 2) -> Rollout:
 
 @part
 def budgeted_tree(
-    segment: Count = 512, depth: Count = 14, first_least: Count = 2, first_most: int = 8, branches: int = 2
+    segment: Count = 512, depth: Count = 14, first_least: Count = 2, first_most: int = 8, branches: Count = 2
 ) -> Rollout:
     """One tree of `task.samples` leaves, which grows by segments of this many tokens.
 
@@ -141,7 +140,6 @@ def budgeted_tree(
     segment repeats itself, or, truncated, after `depth` segments. If all are complete but there are too few, the tree
     grows again from the beginning of random segments of complete paths. Provides node, a number for each segment.
     """
-    check_number("branches", branches, least=1, whole=True)
     check_number("first_most", first_most, least=first_least, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
@@ -154,7 +152,8 @@ def budgeted_tree(
         async def step(paths: Iterable[Path]) -> None:
             """Extend paths by a segment, each with a number of its own."""
             for episode, size in await gather(*(extend(path, next(numbers), next(nodes)) for path in paths)):
-                if episode.ended or episode.truncated or answered(tools, episode) or repeats(episode, segment):
+                is_answered = BOXED.search(tools.decode(sampled_ids(episode)))
+                if episode.ended or episode.truncated or is_answered or repeats(episode, segment):
                     done.append(episode)
                 elif size == depth:
                     done.append(replace(episode, truncated=True))
@@ -190,11 +189,6 @@ def restart(done: Sequence[Episode], segment: int, random: np.random.Generator) 
     return beginning(chosen, size * segment), size
 
 
-def answered(tools: Tools, episode: Episode) -> bool:
-    r"""Whether the text has an answer in \boxed{}."""
-    return bool(BOXED.search(tools.decode(sampled_ids(episode))))
-
-
 def repeats(episode: Episode, segment: int) -> bool:
     """Whether the last `segment` tokens, if there are 16 at least, are four or more times the same."""
     last = episode.own.token[-segment:]
@@ -203,14 +197,12 @@ def repeats(episode: Episode, segment: int) -> bool:
 
 
 @part
-def entropy_forks(trees: int = 12, forks: int = 2, branches: int = 2) -> Rollout:
+def entropy_forks(trees: Many = 12, forks: Many = 2, branches: Many = 2) -> Rollout:
     """Trees that fork at the tokens of highest entropy: trees * (1 + forks * branches) leaves.
 
     A tree begins with a whole completion. At each of the `forks` tokens of it with the highest entropy, `branches` new
     completions begin before that token. A completion of fewer tokens has fewer forks. Provides node.
     """
-    for name, value in (("trees", trees), ("forks", forks), ("branches", branches)):
-        check_number(name, value, least=1, most=2**12, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         async def leaves(i: int) -> list[Episode]:
@@ -246,7 +238,6 @@ def valued(
     """
     require_choice("policy of the values", of, ("policy", "reference"))
     by_reference = of == "reference"
-    require_choice("cut", cut, ("uncertain", "lines"))
 
     def cuts(tools: Tools, episode: Episode) -> list[int]:
         own = episode.own

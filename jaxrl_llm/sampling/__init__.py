@@ -14,16 +14,6 @@ from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 
 __all__ = [
-    "Completion",
-    "Drafts",
-    "DrawSettings",
-    "Request",
-    "Stats",
-    "Tokens",
-    "completion_ids",
-    "completion_texts",
-    "requests_of",
-    "sample",
-    "stream",
-    "take_weights",
-]
+    "Completion", "Drafts", "DrawSettings", "Request", "Stats", "Tokens", "completion_ids", "completion_texts",
+    "requests_of", "sample", "stream", "take_weights",
+]  # fmt: skip

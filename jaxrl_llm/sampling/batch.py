@@ -1,7 +1,5 @@
 """Prompts and the tokens after them as a batch, and the completions of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -63,31 +61,22 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         for to, x in zip((tokens, logp, entropy, floor, whole, step), known, strict=True):
             to[place] = x
     different = truncating or not np.array_equal(whole, logp)
+    # The records of soft tokens, f32[len(prompt) + n, 3, K], -1 of others; None in rows that have none.
+    thoughts = [
+        None if (its := row.tokens.thoughts) is None
+        else np.concatenate([np.full((len(row.prompt), *its.shape[1:]), -1, its.dtype), its])
+        for row in rows
+    ]  # fmt: skip
     fields: dict[str, Any] = {
-        "tokens": tokens,
-        "token_mask": real,
-        "action_mask": action,
-        "behaviour_logp": logp,
-        "policy_step": step,
-        "turn": turn,
+        "tokens": tokens, "token_mask": real, "action_mask": action, "behaviour_logp": logp, "policy_step": step,
+        "turn": turn, "entropy": entropy, "temperature": np.full(N, temperature, np.float32),
         "group": np.asarray([row.group for row in rows], np.int32),
         "prompt_id": np.asarray([row.prompt_id for row in rows], np.int32),
         "truncated": np.asarray([row.truncated for row in rows], bool),
-        "temperature": np.full(N, temperature, np.float32),
-        "support_floor": floor if truncating else None,
-        "untruncated_logp": whole if different else None,
-        "entropy": entropy,
-        "experts": of_rows([row.experts for row in rows], L),
-        "thoughts": of_rows([_after_prompt(row) for row in rows], L),
-    }
+        "support_floor": floor if truncating else None, "untruncated_logp": whole if different else None,
+        "experts": of_rows([row.experts for row in rows], L), "thoughts": of_rows(thoughts, L),
+    }  # fmt: skip
     return Trajectories(**fields)
-
-
-def _after_prompt(row: BatchRow) -> np.ndarray | None:
-    """f32[len(prompt) + n, 3, K]: the records of a row's soft tokens, -1 of others; None where it has none."""
-    if (own := row.tokens.thoughts) is None:
-        return None
-    return np.concatenate([np.full((len(row.prompt), *own.shape[1:]), -1, own.dtype), own])
 
 
 def prompts_of(batch: Trajectories) -> Iterator[list[int]]:

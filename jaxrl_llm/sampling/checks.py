@@ -1,7 +1,5 @@
 """Checks of the arguments of `sample`: errors of one line that name the argument, before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -44,7 +42,10 @@ def check_running(slots: int, policy_step: int, cache_dtype: Any, mesh: Any, sta
         raise InputError(f"slots is {shown(slots)}, but must be a whole number, 0 (all) or more")
     check_number("policy_step", policy_step, least=0, most=INT32_MAX, whole=True)
     if cache_dtype is not None:
-        known = _dtype(cache_dtype)
+        try:
+            known = jnp.dtype(cache_dtype)
+        except TypeError:
+            known = None
         if known is None or not (jnp.issubdtype(known, jnp.floating) or known == jnp.int8):
             found = shown(cache_dtype) if known is None else known.name
             raise InputError(f"cache_dtype is {found}, but must be floating, such as bfloat16, or int8")
@@ -57,13 +58,6 @@ def check_running(slots: int, policy_step: int, cache_dtype: Any, mesh: Any, sta
         raise InputError(f"on_completion is of the type {found}, but must be a function of a Completion")
 
 
-def _dtype(value: Any) -> Any:
-    try:
-        return jnp.dtype(value)
-    except TypeError:
-        return None
-
-
 def check_prompts(policy: Policy, prompts: Any, stop: Any) -> None:
     """InputError unless prompts and stop strings are lists, and the policy has a tokenizer if they contain text."""
     if not isinstance(prompts, Sequence) or isinstance(prompts, str) or not len(prompts):
@@ -71,15 +65,11 @@ def check_prompts(policy: Policy, prompts: Any, stop: Any) -> None:
         raise InputError(f"prompts must be a list with at least one prompt, but is {found}")
     if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):
         raise InputError(f"stop must be a list of strings, none of them empty, but is {shown(stop)}")
-    if policy.tokenizer is None and not all(is_ids(prompt) for prompt in prompts):
+    is_text = lambda prompt: not isinstance(prompt, list | tuple) or any(isinstance(x, str | dict) for x in prompt)  # noqa: E731
+    if policy.tokenizer is None and any(map(is_text, prompts)):
         raise InputError("text prompts need a tokenizer: use a policy from load_policy, or pass token ids")
     if stop and policy.tokenizer is None:
         raise InputError("stop strings need a tokenizer: use a policy from load_policy")
-
-
-def is_ids(prompt: Any) -> bool:
-    """Whether a prompt is a list without text or messages, so that it can only be token ids."""
-    return isinstance(prompt, list | tuple) and not any(isinstance(entry, str | dict) for entry in prompt)
 
 
 def check_ids(policy: Policy, ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:
@@ -119,21 +109,18 @@ def checked_stop_tokens(stop_token_ids: Any, policy: Policy) -> list[int]:
 
 def allowed_tokens(allowed: Any, vocabulary: int) -> jax.Array:
     """bool[V] from token ids or from a mask."""
-    mask = np.asarray(allowed) if _is_mask(allowed) else None
-    if mask is not None and mask.shape != (vocabulary,):
-        raise InputError(f"allowed must be token ids or bool[{vocabulary}], found bool{list(mask.shape)}")
-    if mask is None:
+    is_mask = getattr(getattr(allowed, "dtype", None), "kind", "") == "b"
+    if isinstance(allowed, list | tuple):
+        is_mask = len(allowed) > 0 and all(isinstance(x, bool | np.bool_) for x in allowed)
+    if is_mask:
+        mask = np.asarray(allowed)
+        if mask.shape != (vocabulary,):
+            raise InputError(f"allowed must be token ids or bool[{vocabulary}], found bool{list(mask.shape)}")
+    else:
         mask = np.isin(np.arange(vocabulary), _whole_numbers("allowed", allowed, vocabulary))
     if not mask.any():
         raise InputError("allowed allows no token: give at least one")
     return jnp.asarray(mask)
-
-
-def _is_mask(allowed: Any) -> bool:
-    """Whether it is a boolean array or a list of booleans."""
-    if isinstance(allowed, list | tuple):
-        return len(allowed) > 0 and all(isinstance(x, bool | np.bool_) for x in allowed)
-    return getattr(getattr(allowed, "dtype", None), "kind", "") == "b"
 
 
 def _whole_numbers(name: str, values: Any, limit: int, least: int = 0) -> list[int]:

@@ -7,8 +7,6 @@ device between calls (`RingCache`, donated); the few numbers a row that the host
 (`RowState`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -217,17 +215,7 @@ def decode(
         def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, LayerCache]:
             own, prefix = memory
             return cascade_attention(
-                q,
-                k,
-                v,
-                own,
-                prefix,
-                prefix_slots,
-                rows.own,
-                prefix_cache.length,
-                position,
-                ring_cache.step,
-                how,
+                q, k, v, own, prefix, prefix_slots, rows.own, prefix_cache.length, position, ring_cache.step, how
             )
 
         pairs = zip(ring_cache.layers, prefix_cache.layers, strict=True)

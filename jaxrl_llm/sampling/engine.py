@@ -1,7 +1,5 @@
 """The engine: takes requests, decodes them in slots, and returns each completion as it ends."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -81,7 +79,6 @@ class Engine:
         self._allocate(size)
 
     def _allocate(self, size: Size) -> None:
-        """Allocate empty caches."""
         shape, weights = size.shape, self.weights
         self.size, self.shape, self.schedule = size, shape, Schedule((), shape)
         self.prefix_cache = weights.zeros(

@@ -5,8 +5,6 @@ of at least a floor, under the policy or under a second one. The floor of each d
 top-p is, so that the update finds the same set even where its logits differ by rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

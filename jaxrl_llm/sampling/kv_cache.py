@@ -11,8 +11,6 @@ cache. A step thus writes a single column, no matter when the rows started, and 
 as many columns as its window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

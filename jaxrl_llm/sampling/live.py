@@ -1,7 +1,5 @@
 """Write completions to a terminal or file, while they are decoded or as they end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO

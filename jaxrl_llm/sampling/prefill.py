@@ -4,8 +4,6 @@
 that it takes is donated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,7 +119,7 @@ def prefill(
     """
     params = for_rows(policy, params, adapter)
     kept = prefix_cache.experts
-    hidden, kvs, experts = recorded_pass(policy, params, tokens, length, kept is not None)
+    hidden, kvs, experts = causal_pass(policy, params, tokens, length, kept is not None)
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
 
     @jax.jit  # traced once for all layers of a shape
@@ -152,22 +150,14 @@ def prefill(
     )
 
 
-def recorded_pass(
-    policy: Policy, params: Params, tokens: Array, length: Array, record: bool, mixed: Mixture | None = None
-) -> tuple[Array, Any, Any]:
-    """`causal_pass`: hidden states, keys and values, and experts, None where they are not recorded."""
-    hidden, kvs = causal_pass(policy, params, tokens, length, record, mixed)
-    return (hidden, *kvs) if record else (hidden, kvs, None)
-
-
 def causal_pass(
     policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False, mixed: Mixture | None = None
-) -> tuple[Array, Any]:
-    """Hidden states [R, L, D] (of two policies [R, L, 2 D]), and keys (after RoPE) and values [R, L, K, h] of layers.
+) -> tuple[Array, Any, Any]:
+    """Hidden states [R, L, D] (of two policies [R, L, 2 D]), keys (after RoPE) and values [R, L, K, h] of layers, and
+    experts int[R, L, layers, k], None unless they are to be recorded.
 
-    record: instead of the latter, (keys and values, experts int[R, L, layers, k]). mixed: see `decoder.run`.
-
-    tokens: int32[R, L], right-padded; length: int32[R]. Long rows take the attention kernel where there is one.
+    tokens: int32[R, L], right-padded; length: int32[R]. Long rows take the attention kernel where there is one. mixed:
+    see `decoder.run`.
     """
     R, L = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(L), (R, L))
@@ -181,7 +171,10 @@ def causal_pass(
         return attention(q, k, v, None, how)[0], (k, v)
 
     flow = rows_flow(length) if config.recurrent else None
-    return run(policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow, mixed=mixed)
+    hidden, kvs = run(
+        policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow, mixed=mixed
+    )
+    return (hidden, *kvs) if record else (hidden, kvs, None)
 
 
 def dense(policy: Policy, positions: Array, length: Array) -> Attend:

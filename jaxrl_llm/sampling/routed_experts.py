@@ -5,8 +5,6 @@ pass of speculation, or, for given tokens, the pass that restored the row. Token
 time when the one after them was drawn, also where a later step computes their keys again under new weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

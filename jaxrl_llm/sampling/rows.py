@@ -1,7 +1,5 @@
 """The state of the engine's rows: the few numbers of each that the host and the decode loop both read and write."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

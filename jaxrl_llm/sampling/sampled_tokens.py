@@ -1,7 +1,5 @@
 """The tokens that rows of the engine drew, on the host; soft ones (`core.soft_thinking`), see `Tokens.thoughts`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +12,6 @@ from jaxrl_llm.core.soft_thinking import RECORD, SoftThinking
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.decode import RingCache, finished
-from jaxrl_llm.sampling.draw import Drawn
 from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens, first_not_finite
 from jaxrl_llm.sampling.routed_experts import with_experts
 from jaxrl_llm.sampling.rows import RowState
@@ -29,7 +26,9 @@ def in_ring(
     rows = list(requests)
     count, fresh, index = np.asarray(state.own), np.asarray(state.fresh), np.asarray(rows, np.int32)
     if weights.mesh is None and weights.platform == "cpu":  # the host reads them where they are
-        drawn: Any = _in_order(jax.tree.map(np.asarray, ring_cache.drawn), index, np.asarray(state.last)[index])
+        T = ring_cache.drawn.token.shape[1]
+        columns = (np.asarray(state.last)[index][:, None] + 1 + np.arange(T)) % T  # as in `finished`
+        drawn: Any = jax.tree.map(lambda x: np.asarray(x)[index[:, None], columns], ring_cache.drawn)
     else:
         index = np.resize(index, bucket(len(rows), 1, 1))
         ordered = finished(ring_cache.drawn, index, np.asarray(state.last)[index])
@@ -41,12 +40,6 @@ def in_ring(
             begun = with_experts(begun, drawn.experts[i, drawn.token.shape[1] - own :][: begun.size])
         out[row] = begun.followed_by(as_tokens(drawn, i, own - begun.size, policy_step))
     return out
-
-
-def _in_order(drawn: Drawn, rows: np.ndarray, last: np.ndarray) -> Any:
-    """`finished`, on the host."""
-    columns = (last[:, None] + 1 + np.arange(drawn.token.shape[1])) % drawn.token.shape[1]
-    return jax.tree.map(lambda x: x[rows[:, None], columns], drawn)
 
 
 def check_finite(requests: Mapping[int, Request], drawn: Mapping[int, Tokens]) -> None:

@@ -1,7 +1,5 @@
 """`sample`: prompts in, Trajectories out."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence

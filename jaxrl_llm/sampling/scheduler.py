@@ -1,7 +1,5 @@
 """The engine's bookkeeping on the host: which row and slot a request gets."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple

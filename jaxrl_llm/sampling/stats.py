@@ -1,7 +1,5 @@
 """Counts and times of a rollout."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The engine for a policy, and `stream`: decode a list of requests and yield completions as they end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any

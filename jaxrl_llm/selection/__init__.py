@@ -5,6 +5,4 @@ The functions of arrays and batches that select are in `jaxrl_llm.selection.func
 
 from jaxrl_llm.selection.rows import keep_weighted
 
-__all__ = [
-    "keep_weighted",
-]
+__all__ = ["keep_weighted"]

@@ -3,15 +3,13 @@
 Points are f64[m, n], a row for each; NumPy functions.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.annotations import check_number
 from jaxrl_llm.utils.errors import InputError, shown
 
 Points = npt.NDArray[np.float64]

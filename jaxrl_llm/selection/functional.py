@@ -3,8 +3,15 @@
 Nothing here makes a transform; what does is in `jaxrl_llm.selection`. The code is in the modules by subject.
 """
 
-from jaxrl_llm.selection.noise import row_noise, token_noise
-from jaxrl_llm.selection.rows import late_tokens, max_variance_subset, ranks_within, resampled_counts, top_tokens
+from jaxrl_llm.selection.rows import (
+    late_tokens,
+    max_variance_subset,
+    ranks_within,
+    resampled_counts,
+    row_noise,
+    token_noise,
+    top_tokens,
+)
 
 __all__ = [
     "late_tokens", "max_variance_subset", "ranks_within", "resampled_counts", "row_noise", "token_noise", "top_tokens",

@@ -1,26 +1,23 @@
 """The endpoint's routes: models, chat completions and completions, whole or as streams of events."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import itertools
 import json
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from jaxrl_llm.data.chat.calls import Reading, calls_of, reading_of
 from jaxrl_llm.data.chat.encode import encode_prompt
-from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.data.chat.rendering import PromptFormat, Rendering
 from jaxrl_llm.sampling.checks import check_ids
 from jaxrl_llm.sampling.live import unseen, whole_characters
 from jaxrl_llm.sampling.requests import NO_TOKENS, Request
 from jaxrl_llm.server.engines import Asked, Engines, Progress
-from jaxrl_llm.server.protocol import Answers, Call, Choice, Json, ProtocolError, chat_call, text_call, written_calls
+from jaxrl_llm.server.protocol import Answers, Call, Choice, Json, ProtocolError, chat_call, message_of, text_call
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.threads import named
 
@@ -142,26 +139,9 @@ def _text(endpoint: Endpoint, made: _Made, progress: Progress) -> str:
         return text[: min(ends)]
     if progress.finish is not None:
         return text
-    held = max((_overlap(text, stop) for stop in made.call.stop), default=0)
+    begun = [stop[:n] for stop in made.call.stop for n in range(1, len(stop))]  # what a stop string begins with
+    held = max((len(one) for one in begun if text.endswith(one)), default=0)
     return whole_characters(text[: len(text) - held])
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of a text with which a stop string begins."""
-    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
-
-
-def _message(made: _Made, text: str, ids: Sequence[int], cut: bool) -> tuple[Json, bool]:
-    """The message of a reply, and whether it calls tools. cut: by a stop string, so that the text counts."""
-    assert made.reading is not None
-    reply = made.reading.text(text) if cut else made.reading(ids)
-    message: Json = {"role": "assistant", "content": text_of(reply.message.get("content")) or None, "refusal": None}
-    if thought := reply.message.get("reasoning_content"):
-        message["reasoning_content"] = thought
-    if reply.calls:
-        calls = [{"name": call.name, "arguments": call.arguments} for call in reply.calls]
-        return message | {"tool_calls": written_calls(calls)}, True
-    return message | {"content": message["content"] or ""}, False
 
 
 async def _finished(endpoint: Endpoint, asked: Asked) -> Progress:
@@ -177,8 +157,12 @@ def _said(endpoint: Endpoint, made: _Made, progress: Progress) -> tuple[Json, st
     if made.reading is None:
         return {"text": text}, finish
     plain = str(endpoint.tokenizer.decode(progress.tokens.token.tolist(), skip_special_tokens=True))
-    message, calls = _message(made, text, progress.tokens.token.tolist(), cut=text != plain)
-    return {"message": message}, "tool_calls" if calls and finish == "stop" else finish
+    # The text counts where a stop string cut it.
+    reply = made.reading.text(text) if text != plain else made.reading(progress.tokens.token.tolist())
+    message: Json = {**message_of(reply), "refusal": None}
+    if reply.calls:
+        message["content"] = message["content"] or None
+    return {"message": message}, "tool_calls" if reply.calls and finish == "stop" else finish
 
 
 async def _whole(endpoint: Endpoint, made: _Made, request: web.Request) -> web.StreamResponse:

@@ -1,7 +1,5 @@
 """Engines that a server samples with, in a thread of their own: requests come and go while others are decoding."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import OrderedDict
@@ -113,7 +111,8 @@ class Engines:
         def tell(what: Progress | BaseException) -> None:
             loop.call_soon_threadsafe(told.put_nowait, what)
 
-        self._inbox.put(lambda: self._submit(_Job(asked, tell, self._cut(asked.stop)), place))
+        cut = cut_at(self.policy.tokenizer, asked.stop) if asked.stop else None
+        self._inbox.put(lambda: self._submit(_Job(asked, tell, cut), place))
         finished = False
         try:
             while not finished:
@@ -126,9 +125,6 @@ class Engines:
         finally:
             if not finished:
                 self._inbox.put(lambda: self._give_up(place))
-
-    def _cut(self, stop: tuple[str, ...]) -> Any:
-        return cut_at(self.policy.tokenizer, stop) if stop else None
 
     def _run(self) -> None:
         while True:

@@ -3,15 +3,11 @@
 All of it is of one event loop, in a thread of its own, and on this machine alone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
 import secrets
 import threading
-import time
-import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,8 +17,8 @@ from aiohttp import web
 
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.data.chat.encode import fault_of, is_conversation
-from jaxrl_llm.data.chat.messages import text_of
-from jaxrl_llm.server.protocol import Call, Json, ProtocolError, chat_call, written_calls
+from jaxrl_llm.sampling.requests import NO_TOKENS
+from jaxrl_llm.server.protocol import Answers, Call, Choice, Json, ProtocolError, chat_call, message_of
 
 T = TypeVar("T")
 MODEL = "policy"  # the model's name for clients
@@ -192,38 +188,26 @@ def _tell_of_sampling() -> None:
 def _said(asked: Asked) -> tuple[Json, str]:
     """The message of a reply, and why it ended. Ids of calls follow from its number, so that a rerun has the same."""
     reply = asked.answer.result()
-    message: Json = {"role": "assistant", "content": text_of(reply.message.get("content"))}
-    if thought := reply.message.get("reasoning_content"):
-        message["reasoning_content"] = thought
-    if reply.calls:
-        message["tool_calls"] = written_calls([one._asdict() for one in reply.calls], f"{asked.number:012}")
-    return message, "tool_calls" if reply.calls else "length" if reply.truncated else "stop"
+    finish = "tool_calls" if reply.calls else "length" if reply.truncated else "stop"
+    return message_of(reply, f"{asked.number:012}"), finish
 
 
 async def _answered(request: web.Request, call: Call, asked: Sequence[Asked]) -> web.StreamResponse:
     said, replies = [_said(one) for one in asked], [one.answer.result() for one in asked]
-    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": MODEL}
-    before, sampled = replies[0].prompt_tokens, sum(reply.tokens for reply in replies)
-    usage = {"prompt_tokens": before, "completion_tokens": sampled, "total_tokens": before + sampled}
+    answers, sampled = Answers(call, True, range(replies[0].prompt_tokens), str), sum(one.tokens for one in replies)
     if not call.stream:
-        choices = [
-            {"index": index, "message": message, "finish_reason": finish, "logprobs": None}
-            for index, (message, finish) in enumerate(said)
-        ]
-        return web.json_response({**head, "object": "chat.completion", "choices": choices, "usage": usage})
+        choices = [Choice(index, {"message": one}, NO_TOKENS, finish) for index, (one, finish) in enumerate(said)]
+        return web.json_response(answers.whole(choices, sampled))
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await response.prepare(request)
     pieces = list[Json]()
     for index, (message, finish) in enumerate(said):
         for place, one in enumerate(message.get("tool_calls", ())):
             one["index"] = place
-        pieces += [
-            {"choices": [{"index": index, "delta": message, "finish_reason": None}]},
-            {"choices": [{"index": index, "delta": {}, "finish_reason": finish}]},
-        ]
-    for piece in [*pieces, *([{"choices": [], "usage": usage}] if call.usage else [])]:
-        text = json.dumps({**head, "object": "chat.completion.chunk", **piece})
-        await response.write(f"data: {text}\n\n".encode())
+        pieces.append(answers.piece(Choice(index, {"delta": message}, NO_TOKENS, None)))
+        pieces.append(answers.piece(Choice(index, {"delta": {}}, NO_TOKENS, finish)))
+    for piece in [*pieces, *([answers.usage_piece(sampled)] if call.usage else [])]:
+        await response.write(f"data: {json.dumps(piece)}\n\n".encode())
     await response.write(b"data: [DONE]\n\n")
     return response
 

@@ -7,8 +7,6 @@ row, calls at once and returns to an earlier message make a tree of rows (`rollo
 harness rewrote begins a new row (`rollout/new_rows`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json
@@ -102,7 +100,8 @@ class Harness:
         url = f"{serves.url}/episodes/{self._id}/v1"
         self._playing = asyncio.ensure_future(called(self.wrapped, url, self._calls.key, row))
         # Of a group that fails, nobody closes the environments.
-        weakref.finalize(self, _abandon, serves, self._id, self._playing).atexit = False
+        soon = serves.loop.call_soon_threadsafe
+        weakref.finalize(self, soon, _give_up, serves, self._id, self._playing).atexit = False
         try:
             seen = await self._next()
         except BaseException:  # a time limit, too
@@ -173,8 +172,3 @@ def _give_up(serves: Endpoint, name: str, playing: asyncio.Task[float | None] | 
         calls.end()
     if playing is not None:
         playing.cancel()
-
-
-def _abandon(serves: Endpoint, name: str, playing: asyncio.Task[float | None]) -> None:
-    """`_give_up` for an environment that nobody has any more, from any thread."""
-    serves.loop.call_soon_threadsafe(_give_up, serves, name, playing)

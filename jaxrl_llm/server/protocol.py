@@ -3,14 +3,15 @@
 What the endpoint does not do is refused by name, unless it asks for nothing (a penalty of 0, response_format text).
 """
 
-from __future__ import annotations
-
+import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.data.chat.calls import Reply
+from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.server.engines import How
 from jaxrl_llm.utils.errors import shown
@@ -163,14 +164,7 @@ def text_call(body: Any, models: Collection[str]) -> Call:
     model = model_of(fields, models)
     prompt = fields.take(
         "prompt",
-        lambda x: (
-            (isinstance(x, str) and x != "")
-            or (
-                isinstance(x, list)
-                and len(x) > 0
-                and all(isinstance(one, int) and not isinstance(one, bool) for one in x)
-            )
-        ),
+        lambda x: bool(x) and (isinstance(x, str) or (isinstance(x, list) and all(type(one) is int for one in x))),
         "a text or token ids, one prompt a request",
     )
     if prompt is None:
@@ -236,9 +230,10 @@ class Answers:
         count = len(self.prompt)
         return {"prompt_tokens": count, "completion_tokens": sampled, "total_tokens": count + sampled}
 
-    def whole(self, choices: Sequence[Choice]) -> Json:
+    def whole(self, choices: Sequence[Choice], sampled: int | None = None) -> Json:
+        """The answer as a whole. sampled: tokens of all choices, where these do not have them."""
         own = {"prompt_token_ids": [*self.prompt]} if self.call.token_ids else {}
-        usage = self._usage(sum(one.tokens.size for one in choices))
+        usage = self._usage(sum(one.tokens.size for one in choices) if sampled is None else sampled)
         found = [self._choice(one) for one in choices]
         return {**self.head, "object": self.whole_kind, "choices": found, "usage": usage, **own}
 
@@ -250,17 +245,20 @@ class Answers:
         return {**self.head, "object": self.piece_kind, "choices": [], "usage": self._usage(sampled)}
 
 
-def written_calls(calls: Sequence[Mapping[str, Any]], name: str | None = None) -> list[Json]:
-    """Calls of tools as the protocol writes them, with ids and arguments as JSON text.
+def message_of(reply: Reply, name: str | None = None) -> Json:
+    """A reply as the protocol writes it: its thought and its calls of tools if there are, with arguments as JSON text.
 
-    name: of the reply, from which ids follow; None: they are new.
+    name: of the reply, from which ids of calls follow; None: they are new.
     """
-    import json
-
-    return [
-        {
-            "id": f"call_{uuid.uuid4().hex[:24] if name is None else f'{name}{place:012}'}", "type": "function",
-            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])},
-        }
-        for place, call in enumerate(calls)
-    ]  # fmt: skip
+    message: Json = {"role": "assistant", "content": text_of(reply.message.get("content"))}
+    if thought := reply.message.get("reasoning_content"):
+        message["reasoning_content"] = thought
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{uuid.uuid4().hex[:24] if name is None else f'{name}{place:012}'}", "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for place, call in enumerate(reply.calls)
+        ]  # fmt: skip
+    return message

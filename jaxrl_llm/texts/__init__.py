@@ -20,11 +20,10 @@ __all__ = [
     "distance", "get", "names", "observed", "optimise", "softmax", "top", "worked_example",
 ]  # fmt: skip
 _MODULES = {
-    "Answer": "engine", "Candidate": "candidates", "Engine": "engine", "Experience": "candidates",
-    "State": "candidates", "StepEngine": "engine", "TextMethod": "method", "Verdicts": "proposer",
-    "apart": "candidates", "compare": "proposer", "distance": "candidates", "get": "method", "names": "method",
-    "observed": "candidates", "optimise": "run", "softmax": "candidates", "top": "candidates",
-    "worked_example": "proposer",
-}  # fmt: skip
-
+    "candidates": "Candidate Experience State apart distance observed softmax top",
+    "engine": "Answer Engine StepEngine",
+    "method": "TextMethod get names",
+    "proposer": "Verdicts compare worked_example",
+    "run": "optimise",
+}
 __getattr__ = imported_at_first_use(__name__, _MODULES)

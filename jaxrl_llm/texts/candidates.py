@@ -1,11 +1,9 @@
 """Candidate texts with their statistics, the state of a method, and rules of selection: all of them values."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,9 +122,3 @@ def apart(texts: Iterable[str], known: Iterable[str], epsilon: float) -> list[st
             net.append(text)
             kept.append(text)
     return kept
-
-
-def one_of(memory: Sequence[Candidate], text: str) -> Candidate:
-    """The candidate of a text, or a new one."""
-    known: Mapping[str, Candidate] = {one.text: one for one in memory}
-    return known.get(text, Candidate(text))

@@ -1,7 +1,5 @@
 """What a method asks of the policy in a step: answers to tasks, which are scored, and replies to questions."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

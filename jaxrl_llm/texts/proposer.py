@@ -1,7 +1,5 @@
 """Proposers of texts, the policy or its own right answers as examples; and a judge of pairs, in both orders."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """A run that optimises a text: its folder, its steps, and the held-out score before and after."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging
@@ -21,7 +19,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.auto_dtype import with_dtype
 from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.config.json_text import to_dict
-from jaxrl_llm.training.evaluation.evaluate import evaluate_policy
+from jaxrl_llm.training.evaluation.evaluate import evaluate_as
 from jaxrl_llm.training.folder.files import TEXT_SETTINGS, RunFolder
 from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.folder.report import write_report
@@ -142,11 +140,8 @@ def tasks_of(config: TrainConfig, rows: Sequence[Row], step: int) -> list[Row]:
 def _evaluate(parts: Parts, folder: RunFolder, summary: dict[str, Any], name: str, text: str, step: int) -> None:
     """Greedy accuracy on the held-out prompts under a text, into the summary."""
     config = parts.config
-    result = evaluate_policy(
-        parts.policy, parts.params, parts.prompts.under(text, parts.prompts.held_out), parts.rewards,
-        judge=config.eval_reward, max_new_tokens=config.max_new_tokens, stop=config.stop, slots=config.slots or 128,
-        seed=config.seed,
-    )  # fmt: skip
+    prompts = parts.prompts.under(text, parts.prompts.held_out)
+    result = evaluate_as(config, parts.policy, parts.params, prompts, parts.rewards)
     judge = config.eval_reward or parts.rewards[0].name
     rows = [dict(row) for row in parts.prompts.held_out]
     summary[name] = result.figures
@@ -157,11 +152,9 @@ def _evaluate(parts: Parts, folder: RunFolder, summary: dict[str, Any], name: st
 def _save(parts: Parts, folder: RunFolder, state: State, step: int, own: Mapping[str, Any]) -> None:
     """Write the text, and then the state, after which a resumed run begins."""
     text = parts.method.text(state)
-    for name, content in (
-        ("text.txt", text + "\n"),
-        (TEXT_SETTINGS, json.dumps(parts.prompts.settings(text), ensure_ascii=False) + "\n"),  # JSON is YAML
-    ):
-        replace_file(folder.path / name, content)
+    settings = json.dumps(parts.prompts.settings(text), ensure_ascii=False)  # JSON is YAML
+    replace_file(folder.path / "text.txt", text + "\n")
+    replace_file(folder.path / TEXT_SETTINGS, settings + "\n")
     folder.write(folder.path / "state.json", {**own, "step": step, "state": state.as_json()})
 
 

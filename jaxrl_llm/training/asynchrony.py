@@ -37,18 +37,15 @@ def check_asynchrony(config: TrainConfig, algorithm: Algorithm, own_source: bool
     if config.samplers:
         address_of(config.sampler_address)
         shared_key()
-        if config.algorithm.startswith(PYTHON) or not _is_portable(config):
+        try:
+            portable = bool(pickle.dumps(config))
+        except (pickle.PicklingError, AttributeError, TypeError):
+            portable = False
+        if config.algorithm.startswith(PYTHON) or not portable:
             raise InputError(
                 "samplers are other programs, which cannot have Python values of this one: give the algorithm, the "
                 "rewards and the environment by their names, or those of a file"
             )
-
-
-def _is_portable(config: TrainConfig) -> bool:
-    try:
-        return bool(pickle.dumps(config))
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return False
 
 
 class Greeting(NamedTuple):
@@ -100,11 +97,6 @@ def by_task(config: TrainConfig) -> tuple[list[jax.Device], list[jax.Device]]:
     return learning, sampling
 
 
-def keeps_caches(config: TrainConfig) -> bool:
-    """Whether caches outlive the weights that filled them."""
-    return config.stale_cache == "keep"
-
-
 def asynchrony_of(config: TrainConfig, parts: RunParts) -> Asynchrony:
     """How a run samples beside its updates."""
     own = set(parts.sampler.devices.flat)
@@ -113,7 +105,7 @@ def asynchrony_of(config: TrainConfig, parts: RunParts) -> Asynchrony:
         config.max_staleness, config.steps,
         record=None if is_url(config.output) else Path(config.output) / FILE,
         repeat=read_order(config.replay_order, config.steps) if config.replay_order else (),
-        keep=keeps_caches(config), turns=shared and len(own) > 1 and not config.samplers,
+        keep=config.stale_cache == "keep", turns=shared and len(own) > 1 and not config.samplers,
     )  # fmt: skip
 
 

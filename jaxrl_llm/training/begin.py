@@ -1,8 +1,8 @@
 """The beginning of a run, new or resumed, and its end, on all hosts alike."""
 
-from __future__ import annotations
-
 import dataclasses
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
@@ -22,19 +22,17 @@ from jaxrl_llm.training.config.method_settings import fitted
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.lock import locked
-from jaxrl_llm.training.folder.unwritten import UnwrittenFolder
-from jaxrl_llm.training.health.activity import Activity
-from jaxrl_llm.training.health.goodput import Clock
+from jaxrl_llm.training.folder.resume_checks import settings_to_compare
+from jaxrl_llm.training.health.goodput import Activity, Clock
 from jaxrl_llm.training.health.oom import explained
 from jaxrl_llm.training.health.watchdog import watched
-from jaxrl_llm.training.inputs import Inputs, of_length, read_inputs
+from jaxrl_llm.training.inputs import Inputs, read_inputs
 from jaxrl_llm.training.method import check_provided, named
 from jaxrl_llm.training.other_policies.kept_reference import of_source, with_kept_reference
 from jaxrl_llm.training.running import Running
 from jaxrl_llm.training.setup import RunParts, set_up
-from jaxrl_llm.training.source import OfRows, source_of, timed
-from jaxrl_llm.training.source.embeddings import with_embeddings
-from jaxrl_llm.training.state import LoopState, RunState, provenance_of, restore
+from jaxrl_llm.training.source import OfRows, source_of, timed, with_embeddings
+from jaxrl_llm.training.state import LoopState, RunState, restore
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import (
     Preempted,
@@ -46,6 +44,16 @@ from jaxrl_llm.utils.process import (
     use_compile_cache,
 )
 from jaxrl_llm.utils.starting import started
+
+
+class UnwrittenFolder(RunFolder):
+    """The run's folder for hosts other than the first, which write nothing into it."""
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    abandon = begin = rewind = write = log_completions = log_groups = write_left_out = push = _nothing
+
 
 MakeSource = Callable[[RunParts], Source]
 __all__ = ["Given", "Inputs", "MakeSource", "OfRows", "begun", "of_values"]
@@ -81,7 +89,9 @@ def begun(
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
     with ExitStack() as stack:
         inputs = stack.enter_context(read_inputs(config, resume=resume)) if inputs is None else inputs
-        config = of_length(config, inputs.prompts)
+        if config.epochs_of_data:
+            steps = math.ceil(config.epochs_of_data * len(inputs.prompts.training) / config.prompts_per_step)
+            config = dataclasses.replace(config, steps=max(steps, 1))
         limit_heap()
         use_compile_cache()
         count_compiles()
@@ -91,7 +101,10 @@ def begun(
         stack.enter_context(watched(config, clock))
         with explained(config, clock, dict), clock("load"):
             config, of_dtype = with_dtype(config, resume)
-            given, (config, chosen) = config, with_mesh(with_date(config, resume), resume, algorithm)
+            given, date = config, all_hosts().gather(today())[0]  # the day of the first host, unless the run has one
+            before = RunFolder(config.output).recorded_date() if resume and not config.date else ""
+            config = dataclasses.replace(config, date=config.date or before or date)
+            config, chosen = with_mesh(config, resume, algorithm)
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
             parts = with_kept_reference(config, parts, train_state.params)
             of_rewards = [reward.note for reward in inputs.rewards if reward.note]
@@ -119,7 +132,8 @@ def begun(
         stack.enter_context(preemptible(leave=hosts.count == 1))
         try:
             with closing(folder):
-                loop, provenance = LoopState(), provenance_of(config, parts)
+                loop = LoopState()
+                provenance = {"settings": settings_to_compare(config, os.getcwd()), "inputs": parts.digests}
                 checkpoints = Checkpoints(folder.checkpoints_for(hosts.count), config.keep_checkpoints)
                 if resume:
                     with explained(config, clock, dict), clock("load"):
@@ -137,13 +151,3 @@ def begun(
         except Preempted:
             hosts.gather("saved")
             raise
-
-
-def with_date(config: TrainConfig, resumed: bool) -> TrainConfig:
-    """The configuration with its day: its own, else the one that a resumed run began on, else that of the first host.
-
-    On several hosts all must call this.
-    """
-    date = all_hosts().gather(today())[0]
-    before = RunFolder(config.output).recorded_date() if resumed and not config.date else ""
-    return dataclasses.replace(config, date=config.date or before or date)

@@ -1,8 +1,6 @@
 """A front of policies for several rewards: runs for fixed weights of them, and runs that extend the front where it is
 sparse."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +14,8 @@ from jaxrl_llm.models import save_policy
 from jaxrl_llm.rewards.specs import unweighted
 from jaxrl_llm.selection.front import expected_utility, hypervolume, non_dominated, sparsest, sparsity
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.config.method_settings import fitted
-from jaxrl_llm.training.evaluation.evaluate import evaluate_policy, play
+from jaxrl_llm.training.evaluation.evaluate import evaluate_as
 from jaxrl_llm.training.folder.files import has_begun
 from jaxrl_llm.training.folder.load_run import load_run
 from jaxrl_llm.training.inputs import encode_for, evaluation_inputs
@@ -109,7 +106,7 @@ def grow_front(
         weighted = tuple(f"{spec}*{weight:g}" for spec, weight in zip(specs, weights, strict=True))
         add(f"first-{number}", dataclasses.replace(first, rewards=weighted), {"weights": weights})
     for number in range(rounds):
-        before = Front(front.objectives, [one for one in front.policies if _round(one) < number])
+        before = Front(front.objectives, [one for one in front.policies if one.get("round", -1) < number])
         for place in sparsest(before.points, select):
             parent = before.policies[place]["name"]
             model = _exported(folder, parent)
@@ -133,14 +130,7 @@ def measured(config: TrainConfig, samples: int = 1) -> dict[str, float]:
     with evaluation_inputs(config, None, None) as (rows, rewards):
         _, policy, params, tokenizer = load_run(config.output)
         prompts = encode_for(config, tokenizer, policy.config.max_positions, rows, vocabulary=policy.config.vocab_size)
-        heat = float(samples > 1)
-        if is_agent(config):
-            found = play(config, policy, params, prompts, rewards, samples=samples, temperature=heat)
-        else:
-            found = evaluate_policy(
-                policy, params, prompts, rewards, samples=samples, temperature=heat, stop=config.stop,
-                max_new_tokens=config.max_new_tokens, slots=config.slots or 128, seed=config.seed,
-            )  # fmt: skip
+        found = evaluate_as(config, policy, params, prompts, rewards, samples=samples, temperature=float(samples > 1))
         components = found.scored.batch.rewards or {}
         return {reward.name: float(np.nanmean(np.asarray(components[reward.name]))) for reward in rewards}
 
@@ -159,11 +149,6 @@ def _check(config: TrainConfig, n: int, weightings: Sequence[Sequence[float]], s
         raise InputError(f"a weighting has a number for each of {n} rewards, not all 0, unlike {shown(wrong[0])}")
     if select < 1 or rounds < 0:
         raise InputError(f"select is {select} and rounds {rounds}: give at least 1 and 0")
-
-
-def _round(policy: Mapping[str, Any]) -> int:
-    """The round that made a policy; -1 for those of fixed weights."""
-    return int(policy.get("round", -1))
 
 
 def _exported(folder: Path, name: str) -> str:

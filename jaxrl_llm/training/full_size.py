@@ -1,7 +1,5 @@
 """Batches filled up to one size, so that few programs are compiled."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 

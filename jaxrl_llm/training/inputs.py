@@ -1,9 +1,5 @@
 """A run's inputs besides the model: prompts and rewards, read and checked before anything else, without JAX."""
 
-from __future__ import annotations
-
-import dataclasses
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -52,14 +48,6 @@ class Prompts(NamedTuple):
     held_out: Rows
     conflicting: int  # dropped duplicates of a prompt whose other columns, such as the answer, differ
     notes: tuple[str, ...] = ()  # what to say about the sources, such as which columns were chosen
-
-
-def of_length(config: TrainConfig, prompts: Prompts) -> TrainConfig:
-    """The configuration with as many steps as epochs_of_data of the training prompts have, where it is given."""
-    if not config.epochs_of_data:
-        return config
-    steps = math.ceil(config.epochs_of_data * len(prompts.training) / config.prompts_per_step)
-    return dataclasses.replace(config, steps=max(steps, 1))
 
 
 class Inputs(NamedTuple):

@@ -1,7 +1,5 @@
 """The host loop: sample, score, prepare, update, in plain lines over the same functions that a script would use."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +16,10 @@ from jaxrl_llm.utils.keywords import checked_keywords
 logger = logging.getLogger("jaxrl_llm.training")
 
 
-def _of_config(name: str) -> str:
-    """Where a name belongs that is no argument of `train`: to the configuration."""
-    return f"train(TrainConfig({name}=...))" if name in TrainConfig.__dataclass_fields__ else inside(name)
-
-
-@checked_keywords(_of_config, {"args": "config, a TrainConfig", "train_dataset": "TrainConfig(prompts=...)"})
+@checked_keywords(
+    lambda name: f"train(TrainConfig({name}=...))" if name in TrainConfig.__dataclass_fields__ else inside(name),
+    {"args": "config, a TrainConfig", "train_dataset": "TrainConfig(prompts=...)"},
+)
 def train(
     config: TrainConfig,
     *,
@@ -76,7 +72,6 @@ def train(
 
 
 def _run(run: Running) -> None:
-    """The steps of a run, from its first or from its checkpoint, between two evaluations."""
     with opened(run) as journal, guarded(run, journal):
         say_opening(run, journal)
         evaluate(run, journal, "eval_before", "before training")

@@ -1,7 +1,5 @@
 """The method of a run: by its name, from a file, or given by a Python program."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect
@@ -35,8 +33,7 @@ from jaxrl_llm.training.config.method_settings import check_settings
 from jaxrl_llm.training.method_checks import check_critic, check_groups, check_passes
 from jaxrl_llm.training.other_policies.reference import check_kept, check_reference
 from jaxrl_llm.training.other_policies.teacher import check_teacher
-from jaxrl_llm.training.rollout import rollout_of
-from jaxrl_llm.training.rollout.checks import check_rollout
+from jaxrl_llm.training.rollout import check_rollout, rollout_of
 from jaxrl_llm.utils.errors import InputError, gather
 from jaxrl_llm.utils.value_digest import value_digest
 
@@ -94,7 +91,7 @@ def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm
     facts |= {f"adam_{name}": getattr(config.optimizer, name) for name in ("beta1", "beta2", "epsilon")}
     algorithm = build(**with_facts(build, chosen, learning_rate=config.optimizer.learning_rate, **facts))
     if published:
-        algorithm = going_without(algorithm, _without(config))
+        algorithm = going_without(algorithm, names_in(config.hyperparameters.get("without") or ()))
     for need in algorithm.needs:
         value_of(need)  # raises InputError for a malformed need
     if not config.overlong_tokens:
@@ -172,11 +169,6 @@ def record_of(config: TrainConfig, algorithm: Algorithm, given: Given | None = N
     return record
 
 
-def _without(config: TrainConfig) -> tuple[str, ...]:
-    """The parts and needs of its method that a run says it goes without."""
-    return names_in(config.hyperparameters.get("without") or ())
-
-
 def optimizer_of(config: TrainConfig, algorithm: Algorithm) -> optax.GradientTransformation:
     """The run's optimiser, in the method's outer loop where it has one."""
     own = make_optimizer(config.optimizer, config.gradient_steps)
@@ -190,7 +182,8 @@ def check_provided(config: TrainConfig, algorithm: Algorithm, provided: Iterable
     """
     provided = {*provided, *(() if algorithm.phases is None else algorithm.phases.provides)}
     if config.algorithm in CATALOGUE:
-        check_whole(config.algorithm, algorithm.needs, _without(config), provided)
+        without = names_in(config.hyperparameters.get("without") or ())
+        check_whole(config.algorithm, algorithm.needs, without, provided)
     else:
         check_needs(algorithm.needs, provided)
 

@@ -1,7 +1,5 @@
 """Checks of a run's settings against its method, before a model is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxrl_llm.core.algorithm import Algorithm

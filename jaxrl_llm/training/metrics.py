@@ -1,7 +1,5 @@
 """Metrics and counts of each step, and notes on what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +14,6 @@ from jaxrl_llm.rewards.workers.calling import Logged
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.health.degraded import fallback_notes, grown_counts
 from jaxrl_llm.training.setup import RunParts
-from jaxrl_llm.training.signal import signal
 from jaxrl_llm.utils.process import compiles
 
 
@@ -36,12 +33,7 @@ def batch_metrics(found: Sequence[Scored], seconds: float) -> dict[str, float]:
     known = reward[~np.isnan(reward)]
     out: dict[str, Any] = {"reward/unscored": 1.0 - len(known) / len(reward)}
     if len(known):
-        out |= {
-            "reward/mean": known.mean(),
-            "reward/std": known.std(),
-            "reward/min": known.min(),
-            "reward/max": known.max(),
-        }
+        out |= {f"reward/{name}": getattr(known, name)() for name in ("mean", "std", "min", "max")}
     for name in batches[0].rewards or {}:
         values = np.concatenate([np.asarray((batch.rewards or {})[name]) for batch in batches])
         if not np.isnan(values).all():
@@ -171,7 +163,6 @@ def count_step(
 
 
 def _why_silent(metrics: dict[str, float]) -> str:
-    """Why a step has no learning signal, as far as its rewards tell."""
     if metrics.get("reward/unscored") == 1.0:
         return "no completion was scored: the reward functions return None or NaN for all of them"
     if (unscored := metrics.get("reward/unscored", 0.0)) >= 0.5:
@@ -185,3 +176,39 @@ def _why_silent(metrics: dict[str, float]) -> str:
             "is too hard or too easy, or the reward is wrong"
         )
     return "the method gives every token the advantage 0"
+
+
+def signal(batch: Trajectories) -> float:
+    """The share of rows with a learning signal, 0 to 1, in a batch that a method's transform has prepared.
+
+    A row has one where an advantage that counts in the loss is not 0; what regularises (a KL penalty, an entropy bonus)
+    is none. Methods without advantages compare rewards in their objective: with those of the other samples of a
+    prompt, or, where every prompt has one sample, with those of the batch. Rows without actions, or that are only
+    measured, are left out; 0 where all are. Reads the batch on the host, and compiles nothing.
+    """
+    action = np.asarray(batch.action_mask)
+    rows: Any = action.any(axis=1)
+    marks = (batch.info or {}).get("measured")
+    if marks is not None:
+        rows &= ~(np.asarray(marks) > 0)
+    if not rows.any():
+        return 0.0
+    if batch.advantages is None:
+        return float(_compared(batch)[rows].mean())
+    counts = np.asarray(batch.loss_weights) != 0
+    return float((counts & (np.asarray(batch.advantages) != 0)).any(axis=1)[rows].mean())
+
+
+def _compared(batch: Trajectories) -> np.ndarray:
+    """bool[N]: rows of groups whose scored rows differ in their reward; of the whole batch, with groups of one."""
+    if batch.reward is None:
+        return np.ones(batch.tokens.shape[0], bool)
+    reward, group = np.asarray(batch.reward, np.float64), np.asarray(batch.group)
+    scored = ~np.isnan(reward) & np.asarray(batch.action_mask).any(axis=1)
+    if np.unique(group[scored], return_counts=True)[1].max(initial=1) == 1:
+        group = np.zeros_like(group)
+    out = np.zeros(len(reward), bool)
+    for name in np.unique(group):
+        of = reward[(group == name) & scored]
+        out |= (group == name) & (of.size > 1 and np.ptp(of) > 1e-6 * max(1.0, float(np.abs(of).max())))
+    return out

@@ -1,7 +1,5 @@
 """Notes of a run on the screen, and its final summary."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +12,7 @@ from jaxrl_llm.training.config.method_settings import setting_notes
 from jaxrl_llm.training.health.degraded import fallback_warnings
 from jaxrl_llm.training.health.goodput import goodput
 from jaxrl_llm.training.metrics import SINGLE
-from jaxrl_llm.training.rollout import strategy_of
-from jaxrl_llm.training.rollout.checks import fork_notes
+from jaxrl_llm.training.rollout import fork_notes, strategy_of
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import several
 

@@ -1,7 +1,5 @@
 """The model of a run: policy, parameters and tokenizer, as its configuration says."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """A run under way, and what happens to it between steps: evaluation, checkpoints, and the end that it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +15,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.evaluation.evaluate import evaluate_run
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder
-from jaxrl_llm.training.health.activity import Activity
-from jaxrl_llm.training.health.goodput import Clock
+from jaxrl_llm.training.health.goodput import Activity, Clock
 from jaxrl_llm.training.health.oom import arrays_of, explained
 from jaxrl_llm.training.journal import Journal
 from jaxrl_llm.training.notes import accuracy_line

@@ -1,7 +1,5 @@
 """The program of a sampler: it dials a run's learner, and samples for it on the devices of this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from jaxrl_llm.rollouts.asynchronous.session import Session, portable
 from jaxrl_llm.rollouts.asynchronous.source import beside_updates
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.sampling.weights.sent import Receiver, receiver
-from jaxrl_llm.training.asynchrony import Greeting, keeps_caches
+from jaxrl_llm.training.asynchrony import Greeting
 from jaxrl_llm.training.folder.provenance import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import make_algorithm, method_digests, with_routing
@@ -48,7 +46,6 @@ def sample_for(address: str, wait: float, say: Callable[[str], object]) -> None:
 
 
 def _serve(connection: Connection, say: Callable[[str], object]) -> None:
-    """Sample for a learner until it is gone."""
     try:
         _, (greeting, number, units) = connection.recv()
     except LOST:
@@ -64,7 +61,7 @@ def _serve(connection: Connection, say: Callable[[str], object]) -> None:
             with contextlib.suppress(*LOST):
                 connection.send(("raised", portable(error)))
             raise
-        rule = Asynchrony(config.max_staleness, config.steps, keep=keeps_caches(config))
+        rule = Asynchrony(config.max_staleness, config.steps, keep=config.stale_cache == "keep")
         session = Session(connection, beside_updates(setup, rule), rule, of)
         connection.send(("answer", of.options))
         session.run()

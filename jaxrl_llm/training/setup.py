@@ -1,7 +1,5 @@
 """Set-up of a run from its configuration: the method, the model, the prompts, the rewards, the optimiser."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -37,21 +35,13 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.folder.provenance import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
-from jaxrl_llm.training.method import (
-    check_method,
-    method_digests,
-    named,
-    optimizer_of,
-    record_of,
-    with_routing,
-)
+from jaxrl_llm.training.method import check_method, method_digests, named, optimizer_of, record_of, with_routing
 from jaxrl_llm.training.method_checks import check_components, check_likelihood
 from jaxrl_llm.training.other_policies.reference import first_policies, fixed_reference, update_rules, wants_reference
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.other_policies.teacher import check_column_of_teachers, load_teacher, weights_of
-from jaxrl_llm.training.rollout import hook_of, rollout_of
+from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
 from jaxrl_llm.training.rollout.agents import agent_digests, check_agent, tell_ends
-from jaxrl_llm.training.rollout.checks import check_columns
 from jaxrl_llm.training.run_model import WEIGHTS, keep_of, load_model, model_digests, split_parameters
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.starting import phase

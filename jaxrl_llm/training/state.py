@@ -1,7 +1,5 @@
 """The state of a run as one value, and how a checkpoint saves and restores it."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +15,7 @@ from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints, Restored
 from jaxrl_llm.training.folder.files import RunFolder
-from jaxrl_llm.training.folder.resume_checks import ACCEPT, check_changes, settings_to_compare
+from jaxrl_llm.training.folder.resume_checks import ACCEPT, check_changes, log_digests, log_problems
 from jaxrl_llm.training.health.goodput import Clock, lost_time
 from jaxrl_llm.training.health.loss_spikes import History, as_history
 from jaxrl_llm.training.setup import RunParts
@@ -71,7 +69,7 @@ def save(
     saved, arrays = source.save(state.source)
     meta: dict[str, Any] = {"source": saved, "counts": loop.counts, "feedback": loop.feedback, "seconds": clock.seconds}
     meta |= {"saved": time.time(), "spikes": loop.spikes._asdict(), "undone": loop.undone}
-    meta |= {"logs": folder.logs(), "summary": loop.summary, **provenance}
+    meta |= {"logs": log_digests(folder.logs), "summary": loop.summary, **provenance}
     rest = _rest(state)
     folder.push()
     folder.wait()
@@ -92,11 +90,6 @@ def saved_when_preempted(loop: LoopState, checkpoints: Checkpoints, save_now: Ca
             save_now()
             checkpoints.wait()
         raise
-
-
-def provenance_of(config: TrainConfig, parts: RunParts) -> dict[str, Any]:
-    """The run's settings and the digests of its inputs, for its checkpoints."""
-    return {"settings": settings_to_compare(config, os.getcwd()), "inputs": parts.digests}
 
 
 def restore(
@@ -139,7 +132,7 @@ def restore(
         ended = "steps_without_signal" in folder.read_summary()  # by itself: nothing was lost, and nobody waited
         lost = {} if ended or "saved" not in meta else lost_time(meta["saved"], folder.last_write(), clock.began)
         clock.go_on(meta["seconds"], lost)
-    wrong = folder.check_logs(loop.step, config.checkpoint_every, logs)
+    wrong = log_problems(folder.logs, loop.step, config.checkpoint_every, logs, folder.checkpoints)
     if wrong and not accept_changed_inputs:
         raise InputError(f"{'; '.join(wrong)}. Nothing was changed; {ACCEPT} resumes anyway")
     # The folder is modified only after all checks have passed.

@@ -35,12 +35,7 @@ WARM_UP = value_loss()
 
 
 def learn(
-    parts: RunParts,
-    config: TrainConfig,
-    state: RunState,
-    batch: Trajectories,
-    step: int,
-    feedback: Mapping[str, float],
+    parts: RunParts, config: TrainConfig, state: RunState, batch: Trajectories, step: int, feedback: Mapping[str, float]
 ) -> tuple[RunState, Learned]:
     """The learning half of a step: fill up the batch and learn from it. The state's parameters and moments are donated.
 
@@ -65,7 +60,8 @@ def learn(
     check_provided(batch, learner.algorithm.needs - later)
     batch = for_teacher(parts.teacher, batch, parts.prompts.rows, learner.algorithm.needs)
     batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
-    batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
+    if "feedback" in learner.algorithm.needs:  # None before the first update
+        batch = batch.replace(feedback={name: np.float32(value) for name, value in feedback.items()} or None)
     warming = step < config.critic_steps and asks_for(learner.algorithm.needs, "values")
     objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
     train, memory, batch, steps, found, policies = learn_batch(
@@ -108,8 +104,3 @@ def without_spike(run: Running) -> Judged:
         judged = undo_spike(run.config, run.parts, run.state, run.loop, run.checkpoints, run.clock)
     run.state = judged.state
     return judged
-
-
-def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:
-    """The batch with the metrics of the last update; `feedback` is None before the first."""
-    return batch.replace(feedback={name: np.float32(value) for name, value in feedback.items()} or None)

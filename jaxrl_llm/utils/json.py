@@ -1,7 +1,5 @@
 """Bounded parsing of untrusted JSON: every fault is a one-line reason, never a deep stack or a huge number."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -4,8 +4,6 @@ Names of TRL are told as what they are here, settings of another class as that c
 name.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

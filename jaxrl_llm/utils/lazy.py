@@ -1,7 +1,5 @@
 """Lazy imports of a package's names."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -9,14 +7,17 @@ from typing import Any
 
 
 def imported_at_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """A `__getattr__` for a package that imports on first use. modules: {public name: its module in the package}.
+    """A `__getattr__` for a package that imports on first use. modules: {module in the package: its public names}.
 
-    Modules of the package are imported by their own names too.
+    Modules of the package are imported by their own names too. The package's `dir` has what its `__all__` lists.
     """
+    module_of = {name: module for module, names in modules.items() for name in names.split()}
+    names = vars(sys.modules[package])
+    names["__dir__"] = lambda: sorted({*names, *names["__all__"]})
 
     def get(name: str) -> Any:
-        if name in modules:
-            value = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
+        if name in module_of:
+            value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
         else:
             missing = AttributeError(f"module {package!r} has no attribute {name!r}")
             if name.startswith("_"):

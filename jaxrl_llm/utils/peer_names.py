@@ -4,8 +4,6 @@ Names are written with underscores and without leading dashes. `SAME` has those 
 which are read as it; `OTHER` those that something else takes the place of. `peer_overrides` has verl's and Tunix's.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

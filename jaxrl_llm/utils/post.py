@@ -1,7 +1,5 @@
 """JSON posted to a server, again where a failure may pass."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.error

@@ -282,3 +282,8 @@ def send_to_null(stream: TextIO | None) -> None:
 def say(text: str) -> None:
     """Print a line at once; a failing standard output is ignored."""
     print(text, file=FailsafeStream(sys.stdout), flush=True)
+
+
+def complain(text: str) -> None:
+    """The same on standard error."""
+    print(text, file=FailsafeStream(sys.stderr), flush=True)

@@ -3,18 +3,15 @@
 `as_arguments` writes settings as the options of a command.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from jaxrl_llm.utils.errors import InputError, gather, shown, unknown
+from jaxrl_llm.utils.errors import InputError, gather, require, shown, unknown
 
 _WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false", NoneType: "nothing"}
 
@@ -41,6 +38,21 @@ def coerce_fields(settings: Any, prefix: str = "") -> dict[str, InputError]:
         except InputError as error:
             wrong[field.name] = error
     return wrong
+
+
+def range_checks(
+    settings: Any, prefix: str = "", dashes: bool = False, without: Container[str] = ()
+) -> list[Callable[[], None]]:
+    """Checks, for `errors.gather`, that fields are within the ranges (`core.arguments.ranges`) of their annotations.
+
+    dashes: fields are called as the options of a command. without: fields that are not checked.
+    """
+    return [
+        partial(require, prefix + (name.replace("_", "-") if dashes else name), getattr(settings, name), **fact.limits)
+        for name, hint in get_type_hints(type(settings), include_extras=True).items()
+        for fact in getattr(hint, "__metadata__", ())
+        if hasattr(fact, "limits") and name not in without
+    ]
 
 
 def raise_error(error: InputError) -> None:
@@ -86,18 +98,11 @@ def _coerce(value: Any, kind: Any, name: str) -> Any:
     wanted = (int, float) if kind is float else kind
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise _wrong(name, value, _WORDS[kind])
-    if kind is float and not math.isfinite(_as_float(value)):
+    if kind is float and not abs(value) <= sys.float_info.max:
         raise _wrong(name, value, _WORDS[kind])
     if isinstance(value, str) and any(0xD800 <= ord(character) <= 0xDFFF for character in value):
         raise _wrong(name, value, "text that UTF-8 can hold")
     return value
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return math.inf
 
 
 def _wrong(name: str, value: Any, wanted: str) -> InputError:

@@ -19,7 +19,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 from jaxrl_llm.utils.errors import InputError
-from jaxrl_llm.utils.process import PREEMPTED, FailsafeStream, Preempted, interrupted, kill_children, stop_if
+from jaxrl_llm.utils.process import PREEMPTED, Preempted, complain, interrupted, kill_children, stop_if
 
 T = TypeVar("T")
 SAID = 5.0  # seconds after which a phase is said for the first time; then after twice as many, and so on
@@ -167,14 +167,14 @@ class _Start:
                 )
         for one in list(_phases)[-1:]:
             if now - one.began > max(one.said, self._said):
-                _print(f"{now - one.began:.0f} s so far to {one.name}")
+                complain(f"{now - one.began:.0f} s so far to {one.name}")
                 one.said = 2 * (now - one.began)
 
     def _leave(self, text: str, status: int) -> None:
         with self._lock:
             if self.over.is_set():  # meanwhile
                 return
-            _print(text)
+            complain(text)
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
                     stream.flush()
@@ -185,7 +185,3 @@ class _Start:
 def _stopped(terminated: bool, still: str) -> str:
     what, still = "stopped by SIGTERM" if terminated else "interrupted", still and f", still to {still}"
     return f"{what} before the first step{still}: nothing was written, the same command starts again"
-
-
-def _print(text: str) -> None:
-    print(text, file=FailsafeStream(sys.stderr), flush=True)

@@ -3,8 +3,6 @@
 fsspec needs the package of the protocol: gcsfs for gs://, s3fs for s3://, adlfs for az://.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -5,8 +5,6 @@ rollout: a client or a lock that they keep from one step to the next stays in it
 holds up no decoding.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import inspect

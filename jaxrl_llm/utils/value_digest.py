@@ -5,8 +5,6 @@ by their names, others by their bytecode, and all by what they enclose, their de
 class counts by its name or its members likewise.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

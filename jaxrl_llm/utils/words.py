@@ -1,7 +1,5 @@
 """Words of texts, and how alike their counts are."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

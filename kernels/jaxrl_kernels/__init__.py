@@ -15,14 +15,6 @@ from jaxrl_kernels.ratio_clip import ratio_clip
 from jaxrl_kernels.sample import fused_sample, sample_logits
 
 __all__ = [
-    "IMPLEMENTATIONS",
-    "decode_attention",
-    "delta_rule",
-    "fused_logprob",
-    "fused_sample",
-    "norm_rotate",
-    "own_attention",
-    "packed_attention",
-    "ratio_clip",
-    "sample_logits",
-]
+    "IMPLEMENTATIONS", "decode_attention", "delta_rule", "fused_logprob", "fused_sample", "norm_rotate",
+    "own_attention", "packed_attention", "ratio_clip", "sample_logits",
+]  # fmt: skip

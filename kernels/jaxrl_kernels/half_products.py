@@ -6,8 +6,6 @@ GPUs and TPUs sum in float32 whatever the result, so there these functions are p
 writes slices into arrays of 8 or 16 bits an element.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -36,23 +34,21 @@ def matmul(x: Array, w: Array) -> Array:
 
 
 def by_rows(x: Array, w: Array) -> Array:
-    """x [M, K] @ w.T, w [N, K]: f32[M, N], without gradients of its own. A float32 x enters CPUs as in `matmul`."""
-
-    def plain(x: Array, w: Array) -> Array:
-        dtype = jnp.result_type(x, w)
-        return _contracted(x.astype(dtype), w.astype(dtype), (1, 1))
-
+    """`products`, without gradients of its own. A float32 x enters CPUs as in `matmul`."""
     if not is_half(x, w):
-        return plain(x, w)
-    return jax.lax.platform_dependent(*vary_together(x, w), cpu=partial(_in_halves, axes=(1, 1)), default=plain)
+        return products(x, w)
+    return jax.lax.platform_dependent(*vary_together(x, w), cpu=partial(_in_halves, axes=(1, 1)), default=products)
+
+
+def products(x: Array, w: Array) -> Array:
+    """x [M, K] @ w.T, w [N, K]: f32[M, N], accumulated in float32 (or float64 of float64)."""
+    dtype = jnp.result_type(x, w)
+    return _contracted(x.astype(dtype), w.astype(dtype), (1, 1))
 
 
 def over_rows(x: Array, y: Array) -> Array:
     """x.T @ y of x [M, K] and y [M, N]: f32[K, N], or of float64, without gradients of its own."""
-
-    def plain(x: Array, y: Array) -> Array:
-        return _contracted(x, y, (0, 0))
-
+    plain = partial(_contracted, axes=(0, 0))
     if not x.dtype == y.dtype == jnp.bfloat16:
         return plain(x, y)
     return jax.lax.platform_dependent(*vary_together(x, y), cpu=_over_rows, default=plain)
@@ -115,8 +111,7 @@ def put_slice(old: Array, new: Array, start: Any, axis: int) -> Array:
     converts the array there and back. Of bits it makes a copy at most, where the array changes its type in a loop.
     """
 
-    def plain(old: Array, new: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(old, new, start, axis)
+    plain = partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=axis)
 
     def of_bits(old: Array, new: Array) -> Array:
         bits = BITS[old.dtype.itemsize]

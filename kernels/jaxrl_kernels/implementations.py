@@ -9,8 +9,6 @@
   kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -34,14 +32,6 @@ def takes_triton(device: jax.Device) -> bool:
     return device.platform == "gpu" and capability[:1].isdigit() and float(capability) >= 8
 
 
-def _triton_by_default() -> bool:
-    """Whether CUDA programs take Triton kernels: not if this process has GPUs that cannot run them."""
-    try:
-        return all(map(takes_triton, jax.local_devices(backend="cuda")))
-    except RuntimeError:  # there is no GPU here: the program is for another machine
-        return True
-
-
 def by_platform(
     xla: Callable[..., Result], pallas: Callable[..., Result], implementation: str | None, *operands: object,
     triton: Callable[..., Result] | None = None,
@@ -57,7 +47,11 @@ def by_platform(
     if implementation == "triton":
         assert triton is not None
         return jax.lax.platform_dependent(*operands, **on_cuda, default=partial(triton, interpret=True))
-    if implementation is None and not (triton is not None and _triton_by_default()):
-        on_cuda = {}
+    if implementation is None:
+        try:
+            serves = all(map(takes_triton, jax.local_devices(backend="cuda")))
+        except RuntimeError:  # there is no GPU here: the program is for another machine
+            serves = True
+        on_cuda = on_cuda if serves else {}
     elsewhere = xla if implementation is None else partial(pallas, interpret=True)
     return jax.lax.platform_dependent(*operands, **on_cuda, tpu=partial(pallas, interpret=False), default=elsewhere)

@@ -10,8 +10,6 @@ arrays evenly. XLA reshards arrays with another sharding; the results are the sa
 The mesh need not be passed: the type of an array on a mesh contains it, also under `jax.jit` (see `mesh_of`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.algorithms.credit.adora import length_gain, promising
+from jaxrl_llm.algorithms.credit.adora import adora, length_gain
 from jaxrl_llm.algorithms.guidance.ampo_multi_guidance import solved_without
 from jaxrl_llm.algorithms.rewards.dgrpo_vital import easiness_weight
 from jaxrl_llm.algorithms.rewards.hbpo import subgroup_advantage
@@ -32,11 +32,10 @@ def test_edges_of_the_length_gain(edges: str, expected: list[bool]) -> None:
 
 
 def test_unknown_choices_are_refused() -> None:
-    none = jnp.zeros(6, bool)
     with pytest.raises(InputError, match="edges"):
-        length_gain(none, none, jnp.ones(6), GROUP, edges="sharp")
+        adora(edges="sharp")
     with pytest.raises(InputError, match="rule"):
-        promising(jnp.ones(6), jnp.ones(6), none, GROUP, rule="xor")
+        adora(rule="xor")
 
 
 def test_a_group_is_solved_by_those_that_were_not_helped() -> None:

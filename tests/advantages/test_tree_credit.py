@@ -9,17 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages.trees import credit, values
+from jaxrl_llm.advantages.trees import credit
 from jaxrl_llm.algorithms.credit import branchgrpo, treepo
 from jaxrl_llm.core.trajectory import Trajectories
 
 NAN = np.nan
 # Each a program, as in an update: one by one their operations are hundreds.
-depth_advantages = jax.jit(branchgrpo.depth_advantages)
-edge_advantages = jax.jit(credit.edge_advantages, static_argnums=1)
-segment_subtree_advantages = jax.jit(treepo.segment_subtree_advantages, static_argnums=1)
-subtree_advantages = jax.jit(treepo.subtree_advantages, static_argnums=(1, 2))
-tree_of, shares, node_values = map(jax.jit, (values.tree_of, values.shares, values.node_values))
+depth_advantages = jax.jit(branchgrpo.depth_advantages())
+edge_advantages = jax.jit(credit.edges())
+tree_of, shares, node_values = map(jax.jit, (credit.tree_of, credit.shares, credit.node_values))
 
 
 def batch_of(paths: list[list[int]], reward: list[float], group: Any = None, **info: Any) -> Trajectories:
@@ -51,7 +49,7 @@ PATHS, REWARD = [[1, 11], [1, 12], [2, 21], [2, 22], [3, 31]], [1.0, 1, 0, 1, 0]
     ],
 )
 def test_a_leaf_against_the_subtrees_of_its_ancestors(weighting: Any, drop_equal: bool, expected: list[float]) -> None:
-    found = subtree_advantages(batch_of(PATHS, REWARD), weighting, drop_equal)
+    found = jax.jit(treepo.subtree_advantages(weighting, drop_equal))(batch_of(PATHS, REWARD))
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -84,7 +82,7 @@ def test_edges_are_differences_of_the_means_of_children() -> None:
     # A second group of the same numbers must not mix with the first, nor a row without a score count.
     both = batch_of([*RAGGED, *RAGGED, [1, 1, 12]], [*reward, *[5.0] * 7, NAN], [0] * 7 + [1] * 7 + [0])
     for scale in ("none", "std"):
-        found = np.asarray(edge_advantages(both, scale))  # type: ignore[arg-type]
+        found = np.asarray(jax.jit(credit.edges(scale))(both))  # type: ignore[arg-type]
         for i, path in enumerate(RAGGED):
             for t, node in enumerate(path):
                 parent = ([0] + [one for one in path[:t] if one != node])[-1]
@@ -115,7 +113,7 @@ def test_a_tree_without_forks_is_a_group() -> None:
     reward = np.array([1.0, 0, 0, 0.5], np.float32)
     lone = batch_of([[1, 1], [2], [3, 3], [4]], reward.tolist())
     centred = reward - reward.mean()
-    np.testing.assert_allclose(subtree_advantages(lone), centred, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(treepo.subtree_advantages())(lone), centred, atol=1e-6)
     np.testing.assert_allclose(edge_advantages(lone)[:, 1], centred, atol=1e-6)
     np.testing.assert_allclose(depth_advantages(lone)[:, 1], centred / reward.std(ddof=1), atol=1e-5)
 
@@ -130,13 +128,13 @@ def test_gains_of_nodes_add_up_to_the_reward_minus_the_value_of_the_root() -> No
 
 def test_segments_against_subtrees() -> None:
     """u by hand: leaves of 1, size-weighted over root (5), node (2 or 1) and the leaf itself (1)."""
-    found = np.asarray(segment_subtree_advantages(batch_of(PATHS, REWARD)))
+    found = np.asarray(jax.jit(treepo.segment_advantages())(batch_of(PATHS, REWARD)))
     r, inner, size = np.array(REWARD), np.array([1, 1, 0.5, 0.5, 0]), np.array([2, 2, 2, 2, 1])
     u = (5 * (r - 0.6) + size * (r - inner)) / (5 + size + 1)
     parent = np.array([u[:2].mean(), u[:2].mean(), u[2:4].mean(), u[2:4].mean(), u[4]])
     np.testing.assert_allclose(found[:, 1], parent, atol=1e-6)
     np.testing.assert_allclose(found[:, 2], u - parent, atol=1e-6)
-    decayed = np.asarray(segment_subtree_advantages(batch_of(PATHS, REWARD), 0.5))
+    decayed = np.asarray(jax.jit(treepo.segment_advantages(0.5))(batch_of(PATHS, REWARD)))
     np.testing.assert_allclose(decayed[:, 2], u - 0.5 * parent, atol=1e-6)
 
 
@@ -149,7 +147,7 @@ def test_what_is_shared_counts_once() -> None:
 def test_values_of_states_and_the_score_at_the_end() -> None:
     value = jnp.asarray([[NAN, 0.5, 0.5, 0.625, 0.25, NAN, NAN], [NAN, NAN, 0.5, NAN, NAN, NAN, NAN]])
     batch = batch_of([[1, 1, 2, 3, 3], [4, 5]], [1.0, 0.0], state_value=value.at[0, 5].set(0.25))
-    before, after = values.state_values(batch)
-    found = np.asarray(values.gains(before, after))
+    before, after = credit.state_values(batch)
+    found = np.asarray(credit.gains(before, after))
     np.testing.assert_allclose(found[0], [0, 0.125, 0.125, -0.375, 0.75, 0.75, 0], atol=1e-6)
     np.testing.assert_allclose(found[1], [0, 0, -0.5, 0, 0, 0, 0], atol=1e-6)

@@ -17,8 +17,8 @@ from method_step import learn
 from jaxrl_llm.algorithms.agents.agent_r import ANSWER, THOUGHTS, agent_r, levels_of, paired, revising
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.rollouts.agents.fork import searched
 from jaxrl_llm.rollouts.agents.program import agent, with_episodes
-from jaxrl_llm.rollouts.agents.search import searched
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError

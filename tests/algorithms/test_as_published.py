@@ -16,7 +16,7 @@ from jaxrl_llm.algorithms.prompts.gdro import bin_of
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.plan import models
-from jaxrl_llm.rewards.tagged_lists import one_answer
+from jaxrl_llm.rewards.verifiers import one_answer
 from jaxrl_llm.rewards.workers.loading import load
 from jaxrl_llm.rollouts.agents.fork import reply_entropy, whole_paths
 from jaxrl_llm.rollouts.guidance.repair import states

@@ -126,6 +126,12 @@ def test_values_out_of_range_are_refused_by_name(name: str) -> None:
 
 
 @every
+def test_it_can_be_hashed(name: str) -> None:
+    """As a static argument of a compiled function, or a key of a cache."""
+    assert hash(algorithms.get(name)) is not None
+
+
+@every
 def test_it_is_within_its_own_ranges(name: str) -> None:
     algorithms.get(name, **defaults(name))
 

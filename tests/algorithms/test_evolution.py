@@ -35,8 +35,7 @@ from jaxrl_llm.models.layers.projections import Members, inner_products, noise
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.models.parameters import adapted_by_default, adapted_weights
 from jaxrl_llm.models.stacks import unstack
-from jaxrl_llm.rollouts.hooked import evolved, members, top_nsigma
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import evolved, group, members, top_nsigma
 from jaxrl_llm.utils.errors import InputError
 
 CONFIG = ModelConfig(
@@ -212,7 +211,7 @@ def test_what_needs_a_pass_or_a_population_is_refused() -> None:
         policy_outputs(Policy(CONFIG), params, batch, wanted=Wanted(("perturbation",)))
     with pytest.raises(InputError, match="this method needs member"):
         policy_outputs(POLICY, params, batch.replace(info=None), wanted=Wanted(("perturbation",)))
-    with pytest.raises(InputError, match="the population is 3, but must be"):
+    with pytest.raises(InputError, match="population of evolved must be of the type Population"):
         evolved(group(), 3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="members of a population already"):
         evolved(members(Population()), Population())

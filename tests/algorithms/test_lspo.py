@@ -21,7 +21,7 @@ from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
-from jaxrl_llm.training.rollout.checks import check_rollout
+from jaxrl_llm.training.rollout import check_rollout
 from jaxrl_llm.utils.errors import InputError
 
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("rollouts", "training")]

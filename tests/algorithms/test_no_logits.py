@@ -22,7 +22,7 @@ from jaxrl_llm.learner.step import as_sampled
 from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.config.groups import Unmasking
+from jaxrl_llm.models.config import Unmasking
 from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.scores import init_reward_model
 

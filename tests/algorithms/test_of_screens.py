@@ -19,7 +19,7 @@ from jaxrl_llm.algorithms.rewards.gui_r1 import gui_r1
 from jaxrl_llm.algorithms.rewards.visual_rft import visual_rft
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.rewards import boxes, screens, tagged_lists
+from jaxrl_llm.rewards import boxes, screens, verifiers
 
 BATCH, LOGP = random_batch(3)
 X = arrays(BATCH)
@@ -98,7 +98,7 @@ def test_visual_rft_is_the_loop_over_answers() -> None:
 def test_classification_has_rewards_of_its_own() -> None:
     answers = [f"<think></think><answer>{('a fox', 'cat')[i % 2]}</answer>"[i % 3 :] for i in range(N)]
     parts = {
-        "class_match": boxes.class_match(answers, ["fox"] * N), "answer_tags": tagged_lists.answer_tags(answers),
+        "class_match": boxes.class_match(answers, ["fox"] * N), "answer_tags": verifiers.answer_tags(answers),
     }  # fmt: skip
     expected = [(i % 2 == 0) + float(i % 3 == 0) for i in range(N)]
     method = visual_rft(classification=True, kl_coefficient=0.0)

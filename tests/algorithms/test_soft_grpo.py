@@ -25,8 +25,7 @@ from jaxrl_llm.learner.step import as_sampled
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
-from jaxrl_llm.rollouts.hooked import soft_thoughts, softly, top_nsigma
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import group, soft_thoughts, softly, top_nsigma
 from jaxrl_llm.utils.errors import InputError
 
 V, END = 16, 10
@@ -265,6 +264,6 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     ):
         with pytest.raises(InputError, match=said):
             softly(rollout, thinking_of())
-    with pytest.raises(InputError, match="thinking is 3, but must be"):
+    with pytest.raises(InputError, match="thinking of softly must be of the type SoftThinking"):
         softly(group(), 3)  # type: ignore[arg-type]
     assert isinstance(softly(group(), thinking_of()), Rollout)

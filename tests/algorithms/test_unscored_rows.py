@@ -14,8 +14,7 @@ from experience import Case, L, N, Steps, case, steps_of
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.counted_rows import WITHOUT_SCORE, counted_rows
-from jaxrl_llm.core.trajectory import Trajectories, map_rows
+from jaxrl_llm.core.trajectory import WITHOUT_SCORE, Trajectories, counted_rows, map_rows
 
 ADDED = np.array([0, 4, N - 1])  # copies of rows of two known groups, and of one for a group of its own
 

@@ -96,7 +96,8 @@ def test_a_task_that_never_ends_is_given_up_and_its_process_ended(monkeypatch: p
     class Popen(subprocess.Popen):
         def __init__(self, command: list[str], **options: object) -> None:
             # A process that is ready at once and then holds its interpreter.
-            code = "import pickle, sys; pickle.dump(('ready', None), sys.stdout.buffer); sys.stdout.flush(); 9**9**9**9"
+            code = "from multiprocessing.connection import Connection; out = Connection(1)"
+            code += "; out.send(('ready', None)); 9**9**9**9"
             super().__init__([sys.executable, "-c", code], **options)  # type: ignore[call-overload]
             started.append(self)
 

@@ -16,8 +16,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import grpo, hbpo
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import Objective, chain, control, controller
-from jaxrl_llm.in_jax.evaluate import evaluate_task
-from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
+from jaxrl_llm.in_jax.rollout import evaluate_task, greedy_reward, sample_batch
 from jaxrl_llm.in_jax.settings import make_optimizer
 from jaxrl_llm.in_jax.tasks import addition, sequence_lock
 from jaxrl_llm.in_jax.train import QUICK_COMPILE, LabSettings, Run, fresh_params, make_policy, make_train, warm_start

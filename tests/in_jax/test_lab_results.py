@@ -19,10 +19,9 @@ from jaxrl_llm.cli import lab as lab_command
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.in_jax.lab import laboratory
 from jaxrl_llm.in_jax.lab.config import WARM_STEPS, LabConfig
-from jaxrl_llm.in_jax.lab.figures import MOST_CURVES, chosen
 from jaxrl_llm.in_jax.lab.laboratory import check_config, run_lab
 from jaxrl_llm.in_jax.lab.outcome import Measuring, Outcome, curves_of, from_json, measure, to_json
-from jaxrl_llm.in_jax.lab.results import coinciding, read_results, write_results
+from jaxrl_llm.in_jax.lab.results import MOST_CURVES, chosen, coinciding, read_results, write_results
 from jaxrl_llm.in_jax.lab.tables import overall, overall_table, task_table
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.in_jax.tasks import TASKS

@@ -19,10 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import lab_on_devices as program
 from jax.sharding import Mesh
 
-from jaxrl_llm.in_jax.evaluate import evaluate_task
-from jaxrl_llm.in_jax.lab.grid import parse_grid, points
+from jaxrl_llm.in_jax.lab.config import parse_grid, points
 from jaxrl_llm.in_jax.lab.outcome import Measuring, Outcome
 from jaxrl_llm.in_jax.lab.runs import RUNS, Ran, evaluate_runs, run_method
+from jaxrl_llm.in_jax.rollout import evaluate_task
 from jaxrl_llm.utils.errors import InputError
 
 HOW = Measuring(program.TASK, threshold=0.5, window=2)

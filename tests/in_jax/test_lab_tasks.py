@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from heavy import few
 
-from jaxrl_llm.in_jax.evaluate import evaluate_task
 from jaxrl_llm.in_jax.lab.config import OPTIONS, WARM_STEPS
-from jaxrl_llm.in_jax.rollout import sample_batch, true_reward
+from jaxrl_llm.in_jax.rollout import evaluate_task, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import LabSettings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
 from jaxrl_llm.in_jax.train import make_train, warm_start

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.in_jax.evaluate import evaluate_task
-from jaxrl_llm.in_jax.rollout import given_pairs
+from jaxrl_llm.in_jax.rollout import evaluate_task, given_pairs
 from jaxrl_llm.in_jax.tasks import preferences, sorting
 from jaxrl_llm.in_jax.train import LabSettings, make_train, trains_on_pairs, warm_start
 from jaxrl_llm.utils.errors import InputError

@@ -22,7 +22,7 @@ from jaxrl_llm.learner.step import Learner, learn_batch
 from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.full_size import at_full_size, fill_up
-from jaxrl_llm.training.signal import signal
+from jaxrl_llm.training.metrics import signal
 
 
 def test_steps_over_some_rows_take_each_of_them_once() -> None:
@@ -83,7 +83,7 @@ def test_a_plan_has_the_programs_of_a_run(vectors: Any) -> None:
     assert np.asarray(batch.need("measured")).tolist() == [0.0] * 4 + [1.0] * 4
     learner = Learner(model.policy, method, optax.sgd(0.1), data_mesh(), minibatches=2)
     programs = compile_learning(learner, model.params, batch)
-    assert [one.name for one in programs] == ["outputs_of", "_of_logp", "prepare", "update"]
+    assert [one.name for one in programs] == ["outputs_of", "_computed", "prepare", "update"]
 
 
 def test_both_kinds_of_rows_are_filled_up() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.canvases import MASKED, canvases, draw_masks
-from jaxrl_llm.models.config.groups import Unmasking
+from jaxrl_llm.models.config import Unmasking
 from jaxrl_llm.models.families import from_hf, to_hf, unread_settings
 from jaxrl_llm.models.io.huggingface import from_tensors, to_tensors
 from jaxrl_llm.models.outputs import Wanted, policy_outputs

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxrl_llm import load_policy, load_reward_model, save_policy
-from jaxrl_llm.models.config.groups import ScoreHead
+from jaxrl_llm.models.config import ScoreHead
 from jaxrl_llm.models.families import from_hf, score_head, to_hf
 from jaxrl_llm.models.io.huggingface import to_tensors
 from jaxrl_llm.models.scores import init_reward_model, pooled_states, score_place, token_scores

@@ -14,7 +14,7 @@ from heavy import few
 from hypothesis import given, settings
 
 from jaxrl_llm.models import ModelConfig, init_params
-from jaxrl_llm.models.config.groups import LayerKind
+from jaxrl_llm.models.config import LayerKind
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.models.stacks import blocks, first_layers, stacked_layers, unstack
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.algorithms.policy_loss.bapo_adaptive_clip import contributions, search_bounds
+from jaxrl_llm.algorithms.policy_loss.bapo_adaptive_clip import bapo_adaptive_clip, contributions, search_bounds
 from jaxrl_llm.utils.errors import InputError
 
 RHO, A, ONES = jnp.array([1.5, 0.9, 0.5, 0.75, 1.1]), jnp.array([1.0, 1, -1, -1, -1]), jnp.ones(5)
@@ -50,4 +50,4 @@ def test_numbers_may_be_traced_and_nothing_may_count() -> None:
     low, high = search_bounds(RHO, A, 0 * ONES, 0.5, (0.6, 0.8, 0.05), (1.2, 2.0, 0.05))
     assert (float(low), float(high)) == pytest.approx((0.6, 1.2)), "nothing counts: 0 >= 0 is enough"
     with pytest.raises(InputError, match="unknown order"):
-        search_bounds(RHO, A, ONES, 0.5, (0.6, 0.8, 0.05), (1.2, 2.0, 0.05), order="both")
+        bapo_adaptive_clip(order="both")

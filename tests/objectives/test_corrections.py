@@ -95,9 +95,9 @@ def test_normalised_weights_have_mean_one() -> None:
 
 
 def test_the_product_of_token_weights_switches_off_sequences_with_a_rejected_token() -> None:
-    found = sequence_factor(batch_of(), "truncate", 2.0)
+    found = sequence_factor("truncate", 2.0)(batch_of())
     np.testing.assert_allclose(found, [[1.349859 * 1.051271 * 2] * 3, [0.670320] * 3], rtol=1e-5)
-    assert float(sequence_factor(batch_of(), "mask", 2.0)[0, 0]) < 1e-7
+    assert float(sequence_factor("mask", 2.0)(batch_of())[0, 0]) < 1e-7
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])

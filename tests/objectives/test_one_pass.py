@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,8 @@ from jaxrl_llm.objectives import (
     token_mean,
     token_ratio,
 )
-from jaxrl_llm.objectives.averages import AVERAGES, average_by_name
-from jaxrl_llm.objectives.fused import token_weights
+from jaxrl_llm.objectives.averages import AverageName, average_by_name
+from jaxrl_llm.objectives.policy_gradient import token_weights
 from jaxrl_llm.objectives.ratios import Ratio, span_ratio
 from jaxrl_llm.utils.errors import InputError
 
@@ -109,7 +109,7 @@ def test_the_kernel_is_the_composition(ratio: str, surrogate: str, kernel: str) 
     assert np.count_nonzero(gradient) > 5
 
 
-@pytest.mark.parametrize("name", few([*AVERAGES, "turns"], ["turns"]))
+@pytest.mark.parametrize("name", few([*get_args(AverageName), "turns"], ["turns"]))
 def test_with_every_average(name: str) -> None:
     average = turn_mean() if name == "turns" else average_by_name(name)
     for weights in (False, True):

@@ -27,7 +27,7 @@ from jaxrl_llm.objectives import (
 )
 from jaxrl_llm.objectives.preference.by_name import PAIR_LOSSES, loss_named
 from jaxrl_llm.objectives.preference.losses import aot, robust, sigmoid
-from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import row_noise
 
 TOKENS = Path(__file__).parents[1] / "preference_vectors" / "dpo_token.npz"
 

@@ -24,8 +24,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards import Reward, close_rewards, get_reward, get_rewards, score
 from jaxrl_llm.rewards.entries import entry, parsed
 from jaxrl_llm.rewards.entry_arrays import alike, keys_of, stacked, token_ends
-from jaxrl_llm.rewards.groups import concatenate_groups, some_rows
-from jaxrl_llm.rewards.scoring import Scored, score_batch, with_defaults
+from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, score_batch, some_rows, with_defaults
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rewards.workers.loading import declared
 from jaxrl_llm.rollouts.episode import Episode

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.rewards import boxes, close_rewards, get_rewards, score, screens
-from jaxrl_llm.rewards.tagged_lists import answer_tags
+from jaxrl_llm.rewards.verifiers import answer_tags
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.rewards import Reward, score, tagged_lists, verifiers
+from jaxrl_llm.rewards import Reward, score, verifiers
 from jaxrl_llm.utils.errors import InputError
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(verifiers) == (0, 5)
+    assert doctest.testmod(verifiers) == (0, 6)
 
 
 def test_text_of_strings_and_messages() -> None:
@@ -123,7 +123,7 @@ def test_formats_where_the_prompt_has_opened_the_tag() -> None:
     text, starts = "2 + 2\n</think>\n<answer>4</answer>", ["<think>\n", "", "<think>\n\n</think>\n\n"]
     completions = [text, text, "<answer>4</answer>"]
     whole = verifiers.format_match("<think>.*</think>\\s*<answer>.*</answer>")
-    for reward in (whole, verifiers.think_format_reward, verifiers.answer_format_reward, tagged_lists.answer_tags):
+    for reward in (whole, verifiers.think_format_reward, verifiers.answer_format_reward, verifiers.answer_tags):
         assert reward(completions, reply_start=starts) == [1.0, 0.0, 1.0]
         assert reward(completions) == [0.0, 0.0, 0.0]
         assert reward([f"<think>{text}"] * 2, reply_start=starts[:2])[1] == 1.0

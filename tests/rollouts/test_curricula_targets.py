@@ -13,7 +13,7 @@ from jaxrl_llm.core.source import ONLY_MEASURED, Curriculum, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.rules import SuccessModel
 from jaxrl_llm.curriculum.scores import near_target
-from jaxrl_llm.rollouts.runtime.resampling import without_references
+from jaxrl_llm.rollouts.runtime.sources import without_references
 from jaxrl_llm.utils.errors import InputError
 
 N = 40

@@ -70,5 +70,5 @@ def test_a_row_without_a_text_fails_with_one_line(caplog: pytest.LogCaptureFixtu
 def test_by_name() -> None:
     assert rollout_by_name("demonstrated(solution)").columns == ("solution",)
     assert rollout_by_name("demonstrated_before(5, solution)").name == "demonstrated_before(5, solution)"
-    with pytest.raises(InputError, match="step is -1"):
+    with pytest.raises(InputError, match="step of demonstrated_before is -1"):
         demonstrated_before(-1)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.core.source import MakeCurriculum
 from jaxrl_llm.curriculum.budgets import by_failure, divide
-from jaxrl_llm.curriculum.epochs import in_epochs
-from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.curriculum.stages import drop_solved
+from jaxrl_llm.curriculum.compose import in_epochs
+from jaxrl_llm.curriculum.scores import drop_solved, least_tried
 from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling.speculative.drafts import Drafts

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.curriculum.epochs import hard_buffer, solved_by
+from jaxrl_llm.curriculum.compose import hard_buffer, solved_by
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.utils.errors import InputError
 
@@ -81,5 +81,5 @@ def test_it_is_drawn_from_every_so_many_times_and_by_another_score() -> None:
 
 
 def test_a_wrong_setting_is_named() -> None:
-    with pytest.raises(InputError, match="share is -1, but must be at least 0"):
+    with pytest.raises(InputError, match="share of hard_buffer is -1, but must be at least 0"):
         hard_buffer(-1)

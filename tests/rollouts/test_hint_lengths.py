@@ -107,5 +107,5 @@ def test_names_and_refusals() -> None:
     assert rollout_by_name("hinted_by_failures(known, 2, .2, 0.8)").columns == ("known",)
     with pytest.raises(InputError, match="give low, then high"):
         hinted_by_failures(low=0.8, high=0.4)
-    with pytest.raises(InputError, match="hinted is 0"):
+    with pytest.raises(InputError, match="hinted of hinted_by_failures is 0"):
         hinted_by_failures(hinted=0)

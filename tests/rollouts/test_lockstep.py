@@ -15,8 +15,7 @@ from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule, admit_first
-from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
-from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, of_all_hosts
+from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, in_lockstep, of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import Pool
 
 

@@ -19,8 +19,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.admission import Rule, admit_first
 from jaxrl_llm.rollouts.runtime.driver import Driver
-from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
-from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, meet_on, of_all_hosts
+from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, in_lockstep, meet_on, of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog, Pool
 
 

@@ -168,7 +168,7 @@ def test_rollouts_have_names() -> None:
 def test_wrong_settings_and_data_are_named() -> None:
     with pytest.raises(InputError, match="tags is 'a', but must be at least two different tags"):
         tagged("a")
-    with pytest.raises(InputError, match="share is 2, but must be at least 0 and at most 1"):
+    with pytest.raises(InputError, match="share of reset_to_data is 2, but must be at least 0 and at most 1"):
         reset_to_data(share=2)
     with pytest.raises(InputError, match=r"prefixes are of 0.8 to 0.4 of a trace: give low, then high"):
         prefixed_groups(low=0.8, high=0.4)

@@ -24,15 +24,16 @@ from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why
 from jaxrl_llm.curriculum.scores import (
     adversarial_sets,
+    drop_solved,
     least_tried,
     mixed_sets,
     near_target,
     retry_failed,
+    staged,
     thompson,
     uncertain,
     with_entropy,
 )
-from jaxrl_llm.curriculum.stages import drop_solved, staged
 from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError

@@ -12,8 +12,7 @@ from fake_engine import FakeEngine, Ran, begin
 
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.replay import buffers
-from jaxrl_llm.rewards.groups import concatenate_groups
-from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.programs import forked, group

@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.agents.r3l import reflecting
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.agents.retries import Reflection, reflection_in
+from jaxrl_llm.rollouts.agents.restarts import Reflection, reflection_in
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.collate import to_batch

@@ -76,7 +76,7 @@ def test_rewards_that_are_missing_are_taken_last() -> None:
     assert most_varied([None, 1.0, math.nan, 0.0], 2) == [1, 3]
     assert most_varied([None, 1.0, math.nan, 0.0], 3) == [0, 1, 3]
     assert most_varied([None, None], 1) == [0]
-    with pytest.raises(InputError, match="times is 1, but must be a whole number, at least 2"):
+    with pytest.raises(InputError, match="times of down_sampled is 1, but must be at least 2"):
         down_sampled(1)
 
 

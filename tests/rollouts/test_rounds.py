@@ -155,9 +155,9 @@ def test_without_examples_the_prompt_stays_plain(judged: Callable[[Judge], None]
 
 
 def test_wrong_settings_are_named() -> None:
-    with pytest.raises(InputError, match="first is 0, but must be at least 1"):
+    with pytest.raises(InputError, match="first of in_rounds is 0, but must be at least 1"):
         in_rounds(by_confidence(), 0)
-    with pytest.raises(InputError, match="level is 1, but must be above 0 and below 1"):
+    with pytest.raises(InputError, match="level of by_confidence is 1, but must be above 0 and below 1"):
         by_confidence(0.1, 1)
     with pytest.raises(InputError, match="divide"):
         in_rounds(3)  # type: ignore[arg-type]

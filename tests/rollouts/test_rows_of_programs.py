@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.policy_loss.ppo_max import with_demonstration
 from jaxrl_llm.algorithms.prompts.dars import topped_up
 from jaxrl_llm.algorithms.regularisation.aepo_arbitrary_entropy import with_tempered
 from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
+from jaxrl_llm.rollouts.auxiliary_prompts import recycled, with_predictions
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups
@@ -21,7 +21,6 @@ from jaxrl_llm.rollouts.guidance.prompted import taught
 from jaxrl_llm.rollouts.guidance.repair import succeeds
 from jaxrl_llm.rollouts.guidance.responses import demonstrated
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.rollouts.recycled import recycled
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.trees import entropy_forks, tree
 

@@ -13,9 +13,18 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.rollouts.auxiliary_prompts import Prediction, Question, agreement, boxed, prediction_of, with_predictions
+from jaxrl_llm.rollouts.auxiliary_prompts import (
+    Prediction,
+    Question,
+    agreement,
+    boxed,
+    final_answer,
+    prediction_of,
+    recycled,
+    recycled_items,
+    with_predictions,
+)
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.rollouts.recycled import final_answer, recycled, recycled_items
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.sampler import SamplingConfig
@@ -175,7 +184,7 @@ def test_a_resumed_program_asks_the_same(speaker: type[Speaker]) -> None:
 
 
 def test_settings_out_of_range_are_named() -> None:
-    with pytest.raises(InputError, match="share is 2, but must be at least 0 and at most 1"):
+    with pytest.raises(InputError, match="share of recycled is 2, but must be at least 0 and at most 1"):
         recycled(share=2)
-    with pytest.raises(InputError, match="base is 0, but must be"):
+    with pytest.raises(InputError, match="base of with_predictions is 0, but must be"):
         with_predictions(base=0)

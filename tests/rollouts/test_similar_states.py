@@ -80,5 +80,5 @@ def test_the_ratio_counts_common_characters() -> None:
 def test_it_goes_around_agents() -> None:
     with pytest.raises(InputError, match=r"the rollout group has none of one player: give --environment MODULE:NAME"):
         around(similar_states(), group())
-    with pytest.raises(InputError, match=r"least is 1\.5"):
+    with pytest.raises(InputError, match=r"least of similar_states is 1\.5"):
         similar_states(1.5)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.algorithms.exploration.xrpo import nearest, solved_examples, texts_in
+from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.embedded import text_features
-from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling.speculative.drafts import Drafts

@@ -12,7 +12,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 from test_probes import Saying
 
 from jaxrl_llm.algorithms.turn_credit.archer import COLUMN, kept_states, replying_at_stored_states
-from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved

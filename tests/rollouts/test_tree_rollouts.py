@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rewards.groups import concatenate_groups
-from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
 from jaxrl_llm.rollouts import lookahead
 from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.rollouts.lookahead import near_ties
@@ -252,7 +251,7 @@ def test_what_cannot_be_a_tree_is_refused() -> None:
     for wrong in ((), (5, 3), (-1,), (2, 2)):
         with pytest.raises(InputError, match="a tree forks at"):
             tree(*wrong)
-    with pytest.raises(InputError, match="branches is 1"):
+    with pytest.raises(InputError, match="branches of tree is 1"):
         tree(4, branches=1)
     with pytest.raises(InputError, match="use at most 65536"):
         tree(*range(20))

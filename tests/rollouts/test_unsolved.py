@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from jaxrl_llm.algorithms.guidance.nurl import all_succeed, solved_prompts
 from jaxrl_llm.core.source import Curriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.curriculum.epochs import in_epochs
-from jaxrl_llm.curriculum.stages import drop_solved
+from jaxrl_llm.curriculum.compose import in_epochs
+from jaxrl_llm.curriculum.scores import drop_solved
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs

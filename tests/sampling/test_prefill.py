@@ -30,7 +30,7 @@ def test_by_the_kernel_or_by_masks(family: str, stacked: bool, vectors: Any, mon
         monkeypatch.setattr("jaxrl_llm.sampling.prefill.takes_kernels", lambda mesh, kernels=kernels: kernels)
         with quick_compiles():
             found.append(jax.jit(lambda *given: causal_pass(model.policy, *given))(params, tokens, length))
-    (hidden, kvs), (by_kernel, others) = found
+    (hidden, kvs, _), (by_kernel, others, _) = found
     np.testing.assert_allclose(np.asarray(by_kernel)[real], np.asarray(hidden)[real], rtol=1e-4, atol=1e-5)
     for number in range(model.policy.config.num_layers):
         for a, b in zip(of_layer(others, number), of_layer(kvs, number), strict=True):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jaxrl_kernels import sample_logits
 
-from jaxrl_llm.models.config.groups import Unmasking
+from jaxrl_llm.models.config import Unmasking
 from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.policy import Policy, init_params

@@ -26,8 +26,7 @@ from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
-from jaxrl_llm.training.folder.load_adapters import load_adapters
-from jaxrl_llm.training.folder.load_run import load_run
+from jaxrl_llm.training.folder.load_run import load_adapters, load_run
 from jaxrl_llm.utils.errors import InputError
 
 MODEL = runs.MODEL

@@ -15,7 +15,8 @@ from jaxrl_llm import TrainConfig, texts
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.core.arguments.hyperparameters import hyperparameters_of
-from jaxrl_llm.texts import describe, methods, run
+from jaxrl_llm.texts import method as catalogue
+from jaxrl_llm.texts import methods, run
 from jaxrl_llm.texts.engine import TextPrompts
 from jaxrl_llm.texts.method import constructor
 from jaxrl_llm.training.folder.files import run_config
@@ -210,10 +211,10 @@ def test_rows_that_do_not_fit_are_left_out() -> None:
 def test_the_catalogue_describes_it(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (ROOT / f"jaxrl_llm/texts/methods/{name}.py").exists()
     assert sorted(path.stem for path in (ROOT / "jaxrl_llm/texts/methods").glob("[a-z]*.py")) == texts.names()
-    file, _, test = describe.facts(name).test.partition("::")
+    file, _, test = catalogue.facts(name).test.partition("::")
     tree = ast.parse((ROOT / "tests/texts" / file).read_text())
     assert test in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    page = describe.page(name)
+    page = catalogue.page(name)
     for parameter in hyperparameters_of(constructor(name)):
         assert f"  {parameter.name} = " in page
         assert parameter.name in page.partition("Hyper-parameters")[0]

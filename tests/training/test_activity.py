@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jaxrl_llm.sampling.stats import Stats
-from jaxrl_llm.training.health import activity as of_activity
 from jaxrl_llm.training.health import goodput
-from jaxrl_llm.training.health.activity import Activity
-from jaxrl_llm.training.health.goodput import Clock
+from jaxrl_llm.training.health.goodput import Activity, Clock
 
 
 @pytest.fixture
@@ -19,7 +17,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_phases_have_words_and_what_compiles_is_said(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     activity, compiles = Activity(clock), [True]
-    monkeypatch.setattr(of_activity, "compiling", lambda: compiles[0])
+    monkeypatch.setattr(goodput, "compiling", lambda: compiles[0])
     assert activity.text() == ""
     for visit in range(2):
         once = "" if visit else ", once"

@@ -17,7 +17,7 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.scores import pooled_states
 from jaxrl_llm.training import begin, loop
 from jaxrl_llm.training.setup import set_up
-from jaxrl_llm.training.source.embeddings import prompt_embeddings
+from jaxrl_llm.training.source import prompt_embeddings
 from jaxrl_llm.utils.errors import InputError
 
 SMALL = {

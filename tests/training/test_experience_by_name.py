@@ -16,7 +16,7 @@ from jaxrl_llm.core.needs import NEEDS, need_of, value_of
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.training.inputs import read_inputs
 from jaxrl_llm.training.method import check_method
-from jaxrl_llm.training.rollout.checks import check_columns
+from jaxrl_llm.training.rollout import check_columns
 
 NAMES = by_name.experience_methods()
 # Tokens of texts, or drawn at another temperature, whose log-probability is not the sampler's.

@@ -17,8 +17,7 @@ from jaxrl_llm.cli.program import main
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.curriculum.stages import drop_solved
+from jaxrl_llm.curriculum.scores import drop_solved, least_tried
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.reporting.html.visits import read_left_out
 from jaxrl_llm.rewards.scoring import Scored

@@ -22,8 +22,7 @@ from jaxrl_llm.plan.shapes import checked as checked_plan
 from jaxrl_llm.plan.shapes import state_shapes
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method
-from jaxrl_llm.training.rollout import rollout_of
-from jaxrl_llm.training.rollout.checks import check_hook
+from jaxrl_llm.training.rollout import check_hook, rollout_of
 from jaxrl_llm.utils.errors import InputError
 
 NLPO = {"mask_min_keep": 2, "mask_top_p": 0.7, "mask_every": 2}

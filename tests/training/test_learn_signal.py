@@ -18,7 +18,7 @@ from experience import N, case
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.training.signal import signal
+from jaxrl_llm.training.metrics import signal
 
 # Their credit depends on more than the rewards of the group: a value or greedy baseline, the whole batch's mean, a
 # divergence within the reward, a vote of the answers or their diversity, a budget of tokens, guided rows, rewards of

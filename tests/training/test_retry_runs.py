@@ -21,7 +21,7 @@ from jaxrl_llm.algorithms.agents.dyna_grpo import simulating
 from jaxrl_llm.algorithms.agents.r3l import reflecting
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.rollouts.agents.retries import Reflection, reflection_in
+from jaxrl_llm.rollouts.agents.restarts import Reflection, reflection_in
 from jaxrl_llm.training import loop
 
 TURNED = METHODS["agent_r"]

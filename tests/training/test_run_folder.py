@@ -19,6 +19,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.load_run import load_run
+from jaxrl_llm.training.folder.resume_checks import log_digests, log_problems
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -85,33 +86,38 @@ def test_a_damaged_configuration_is_named(tmp_path: Path, content: dict[str, Any
 def test_steps_without_their_checkpoints_are_not_dropped(tmp_path: Path) -> None:
     """A process that was killed can have logged two steps more than it has saved, at a checkpoint every step."""
     folder = RunFolder(tmp_path)
-    assert folder.check_logs(0, 1, {}) == []
+    assert log_problems(folder.logs, 0, 1, {}, folder.checkpoints) == []
     folder.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(3)))
-    assert folder.check_logs(0, 2, {}) == folder.check_logs(0, 0, {}) == folder.check_logs(3, 1, {}) == []
-    (said,) = folder.check_logs(0, 1, {})
+    assert (
+        log_problems(folder.logs, 0, 2, {}, folder.checkpoints)
+        == log_problems(folder.logs, 0, 0, {}, folder.checkpoints)
+        == log_problems(folder.logs, 3, 1, {}, folder.checkpoints)
+        == []
+    )
+    (said,) = log_problems(folder.logs, 0, 1, {}, folder.checkpoints)
     assert "has 3 steps, but there are no checkpoints" in said
 
 
 def test_logs_begin_with_what_they_were_at_the_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    assert folder.logs() == {}
+    assert log_digests(folder.logs) == {}
     for path in (folder.metrics, folder.completions):
         path.write_text('{"step": 0}\n{"step": 1}\n')
-    logs = json.loads(json.dumps(folder.logs()))
+    logs = json.loads(json.dumps(log_digests(folder.logs)))
     assert set(logs) == {"metrics.jsonl", "completions.jsonl"}
     with folder.metrics.open("a") as file:
         file.write('{"step": 2}\n{"st')
-    assert folder.check_logs(2, 1, logs) == []
+    assert log_problems(folder.logs, 2, 1, logs, folder.checkpoints) == []
     for content in ('{"step": 0}\n', '{"step": 0}\n{"step": 3}\n', ""):
         folder.completions.write_text(content)
-        assert folder.check_logs(2, 1, logs) == [
+        assert log_problems(folder.logs, 2, 1, logs, folder.checkpoints) == [
             f"{folder.completions} does not begin with the 24 bytes it had at the checkpoint"
         ]
     folder.completions.unlink()
-    assert len(folder.check_logs(2, 1, logs)) == 1
+    assert len(log_problems(folder.logs, 2, 1, logs, folder.checkpoints)) == 1
     folder.completions.write_text("[]\n{}\n")
     with pytest.raises(InputError, match=r"completions\.jsonl, line 1"):
-        folder.check_logs(2, 1, logs)
+        log_problems(folder.logs, 2, 1, logs, folder.checkpoints)
 
 
 def test_a_folder_with_other_things_in_it_will_do(tmp_path: Path) -> None:

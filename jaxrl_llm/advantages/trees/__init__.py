@@ -2,4 +2,4 @@
 
 from jaxrl_llm.utils.lazy import names_of
 
-__getattr__ = names_of(__name__, "values")
+__getattr__ = names_of(__name__, "credit")

@@ -1,23 +1,19 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages import group_relative, needs_turns, revised
 from jaxrl_llm.advantages.multipliers import entropy_scaled, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, NonNegative, ZeroOrOne
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import gradient_preserving_clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
 
 
 @batch_part
-def scaled_by_entropy(batch: Trajectories, strength: float, over: str, ddof: int, clamp: bool) -> jax.Array:
+def scaled_by_entropy(batch: Trajectories, strength: float, over: str, ddof: int, clamp: bool) -> Array:
     """A function `batch -> f32[N, L]`: the advantages times 1 + strength z, see `aepo_agentic`."""
     keys = batch.group if over == "group" else jnp.zeros_like(batch.group)
     z = standard_scores(batch.need("entropy"), scored_actions(batch), keys, ddof, 0.0)
@@ -29,10 +25,7 @@ def scaled_by_entropy(batch: Trajectories, strength: float, over: str, ddof: int
     test="test_entropy_credit.py::test_agentic_aepo_against_a_loop",
     needs={"turns": "episodes of several turns, which fork after observations"},
 )
-@presets(
-    paper={"over": "group", "ddof": 0, "dual_clip": None},
-    code={"over": "batch", "ddof": 1, "dual_clip": 3.0},
-)
+@presets(paper={"over": "group", "ddof": 0, "dual_clip": None}, code={"over": "batch", "ddof": 1, "dual_clip": 3.0})
 def aepo_agentic(
     strength: Annotated[NonNegative, CODE] = 0.2,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
@@ -72,10 +65,9 @@ def aepo_agentic(
     probable tokens have). Missing episodes begin at the question. Rollout: `rollouts.agents.fork`.
     """
     surrogate = gradient_preserving_clip(clip_low, clip_high, dual_clip)
-    objective = policy_gradient(token_ratio(), surrogate, token_mean())
     forks = by_chance(probability, entropy_weight, damping)
     return Algorithm(
         chain(needs_turns(), group_relative(), revised(scaled_by_entropy(strength, over, ddof, clamp))),
-        objective,
+        policy_gradient(token_ratio(), surrogate, token_mean()),
         rollout=forking_agents(forks, None, branches, first_tokens, beta, summed=True),
     )

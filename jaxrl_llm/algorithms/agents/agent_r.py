@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import math
 import re
@@ -15,17 +13,17 @@ from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, RECALLED, Count, NonNegative, Range
-from jaxrl_llm.core.parts import chain, part, stateless
+from jaxrl_llm.core.parts import chain, stateless
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
+from jaxrl_llm.rollouts.agents.fork import Searched, searched
 from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path
-from jaxrl_llm.rollouts.agents.program import with_episodes
-from jaxrl_llm.rollouts.agents.retries import PIVOT
-from jaxrl_llm.rollouts.agents.search import Searched, searched
+from jaxrl_llm.rollouts.agents.program import agents_part
+from jaxrl_llm.rollouts.agents.restarts import PIVOT
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
 from jaxrl_llm.rollouts.episode import Segment, given
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -146,12 +144,15 @@ def paired(
     return out
 
 
-@part
-def revising(
-    alphas: Sequence[float] = (0.5,), beta: NonNegative = 0.2, alpha_steps: Count = 100, width: Count = 4,
-    exploration: NonNegative = 1.4, pairs: Count = 4, judge_tokens: Count | None = 64, wait: str = "Action: wait",
-    judge: str = JUDGE,
-) -> Rollout:  # fmt: skip
+@agents_part(
+    "the episodes of agents become a search tree", "revised", {PIVOT}, least=lambda **_: 2,
+    rows=lambda inner, samples, pairs, **_: inner.rows(samples) + min(pairs, samples - 1),
+)  # fmt: skip
+async def revising(
+    tools: Tools, task: Task, settings: AgentSettings, alphas: Sequence[float] = (0.5,), beta: NonNegative = 0.2,
+    alpha_steps: Count = 100, width: Count = 4, exploration: NonNegative = 1.4, pairs: Count = 4,
+    judge_tokens: Count | None = 64, wait: str = "Action: wait", judge: str = JUDGE,
+) -> list[Episode]:  # fmt: skip
     """The episodes of the run's agents as a search tree, and rows that go from a bad one over into a good one.
 
     See `agent_r`. judge: the question about an action, with what happened up to it in place of {history}. Revision rows
@@ -160,7 +161,7 @@ def revising(
     another rollout. Alone it is a group without revisions.
     """
 
-    async def bad_from(tools: Tools, path: Path, number: int) -> int:
+    async def bad_from(path: Path, number: int) -> int:
         """Steps up to and with the first that the policy calls bad; all where it calls none so.
 
         number: of the sample of the first judgement; each has one of its own.
@@ -176,37 +177,27 @@ def revising(
                 return step
         return steps
 
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
-        G, turns = task.samples, settings.limits.turns
-        wide = replace(task, samples=G * (1 + turns))  # numbers from G on are those of judgements
-        found, _ = await searched(tools, wide, settings, G, width, exploration)
-        alpha = alphas[min(tools.first_step // alpha_steps, len(alphas) - 1)]
-        shared = [[common_steps(good, bad) for bad in found] for good in found]
-        chosen = paired([one.value for one in found], shared, alpha, beta, pairs)
-        cuts = await gather(*(bad_from(tools, found[bad].path, G + bad * turns) for _, bad in chosen))
-        known = {"off_prompt": 0.0, REVISED: 0.0}
-        rows = list[Episode]()
-        for one in found:
-            pivot = 0.0 if one.value > alpha else float(len(one.path.one.states))
-            of_one = finished(one.path.one, one.end, settings.turn_rewards)
-            rows += [row.with_info(**{**known, **row.info, PIVOT: pivot}).in_part(0) for row in of_one]
-        for (good, bad), cut in zip(chosen, cuts, strict=True):
-            thought = THOUGHTS[int(tools.random(f"thought {bad}").integers(len(THOUGHTS)))]
-            text = f"{thought}\n{wait}"
-            row = spliced(tools, found[good], found[bad], cut, min(shared[good][bad], cut), text, settings.turn_rewards)
-            if row is not None and tools.fits(row.tokens):
-                number = G + bad * turns
-                rows.append(replace(row, sample=number).with_info(episode=float(number)).in_part(1))
-        return rows
-
-    def around(inner: Rollout) -> Rollout:
-        return with_episodes(
-            inner, play, "the episodes of agents become a search tree", "revised", {PIVOT},
-            min_samples=max(inner.demands.min_samples, 2), variable_size=True,
-            max_episodes=lambda samples: inner.rows(samples) + min(pairs, samples - 1),
-        )  # fmt: skip
-
-    return replace(marked(group(), pivot=0.0), wrap=around)
+    G, turns = task.samples, settings.limits.turns
+    wide = replace(task, samples=G * (1 + turns))  # numbers from G on are those of judgements
+    found, _ = await searched(tools, wide, settings, G, width, exploration)
+    alpha = alphas[min(tools.first_step // alpha_steps, len(alphas) - 1)]
+    shared = [[common_steps(good, bad) for bad in found] for good in found]
+    chosen = paired([one.value for one in found], shared, alpha, beta, pairs)
+    cuts = await gather(*(bad_from(found[bad].path, G + bad * turns) for _, bad in chosen))
+    known = {"off_prompt": 0.0, REVISED: 0.0}
+    rows = list[Episode]()
+    for one in found:
+        pivot = 0.0 if one.value > alpha else float(len(one.path.one.states))
+        of_one = finished(one.path.one, one.end, settings.turn_rewards)
+        rows += [row.with_info(**{**known, **row.info, PIVOT: pivot}).in_part(0) for row in of_one]
+    for (good, bad), cut in zip(chosen, cuts, strict=True):
+        thought = THOUGHTS[int(tools.random(f"thought {bad}").integers(len(THOUGHTS)))]
+        text = f"{thought}\n{wait}"
+        row = spliced(tools, found[good], found[bad], cut, min(shared[good][bad], cut), text, settings.turn_rewards)
+        if row is not None and tools.fits(row.tokens):
+            number = G + bad * turns
+            rows.append(replace(row, sample=number).with_info(episode=float(number)).in_part(1))
+    return rows
 
 
 def history_of(tools: Tools, path: Path, steps: int) -> str:

@@ -1,19 +1,16 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages import group_relative, needs_turns, revised
 from jaxrl_llm.advantages.multipliers import token_moments
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
 
@@ -79,9 +76,8 @@ def arpo_agentic(
     steps = [needs_turns(), rescore(paid_for_calls(tool_bonus, bonus_calls, success), {"calls", "failed_calls"})]
     steps += [group_relative(epsilon=epsilon)]
     steps += [revised(mean_over_paths(), {"node"})] if credit == "hard" else []
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
     return Algorithm(
         chain(*steps),
-        regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient),
+        clipped_policy(clip_low, clip_high, sequence_mean(), kl_coefficient=kl_coefficient),
         rollout=forking_agents(by_chance(probability, entropy_weight), initial, branches, first_tokens),
     )

@@ -1,14 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive, Range
 from jaxrl_llm.core.log_ratios import log_ratio_sums
-from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part, stateless_part
+from jaxrl_llm.core.parts import Array, Trajectories, chain, counted_part, stateless_part
 from jaxrl_llm.core.population import League
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives.preference.verdicts import KL, verdicts
@@ -51,20 +48,15 @@ def conscientia_iterative_kto(
     )
 
 
-@part
-def sides_by_turns(league: League, sides: Count = 2) -> Transform:
+@counted_part({MEMBER})
+def sides_by_turns(step: Array, batch: Trajectories, league: League, sides: Count = 2) -> Trajectories:
     """Write who learns next, the control "league/seat", and the policies that it meets, "league/0" ..., all alike.
 
     Each side learns for `league.every` updates. Places of the league that no snapshot has taken are not drawn.
     """
-
-    def apply(updates: Array, batch: Trajectories) -> tuple[State, Trajectories]:
-        updates = updates + 1
-        rounds = updates // league.every
-        taken: dict[str, Any] = {f"league/{k}": (rounds >= k).astype(jnp.float32) for k in range(league.size)}
-        return updates, batch.with_controls(**{SEAT: (rounds % sides).astype(jnp.float32)}, **taken)
-
-    return Transform(lambda: jnp.int32(0), apply, frozenset({MEMBER}))
+    rounds = (step + 1) // league.every
+    taken: dict[str, Any] = {f"league/{k}": (rounds >= k).astype(jnp.float32) for k in range(league.size)}
+    return batch.with_controls(**{SEAT: (rounds % sides).astype(jnp.float32)}, **taken)
 
 
 @stateless_part({"old_logp", "reference_logp"})
@@ -75,5 +67,5 @@ def kl_of_samples(batch: Trajectories) -> Trajectories:
     """
     u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
     rows = jnp.any(batch.loss_weights != 0, axis=1)
-    mean: jax.Array = jnp.sum(jnp.where(rows, u, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
+    mean: Array = jnp.sum(jnp.where(rows, u, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
     return batch.with_controls(**{KL: jnp.maximum(mean, 0.0)})

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,17 +13,17 @@ from jaxrl_llm.advantages.turns import TURNS, needs_turns, on_tokens, turn_mask,
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
-from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
+from jaxrl_llm.curriculum.rules import Machine, Outcome
 from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, sequence_mean, span_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.replay.into_groups import none_above, swapped_successes
 from jaxrl_llm.rollouts.agents.path import AgentSettings
-from jaxrl_llm.rollouts.agents.program import plays, with_episodes
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
+from jaxrl_llm.rollouts.agents.program import agents_part, plays
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.selection.rows import ranks_within
 
 SHARE, LONGEST = "sampled_share", "longest_success"  # columns that the curriculum gives
@@ -101,8 +99,8 @@ def dart_gui(
     )
 
 
-@part
-def last_groups(success: float = 0.5, solved: OpenFraction = 0.6) -> RuleOf:
+@batch_part
+def last_groups(facts: PromptFacts, success: float = 0.5, solved: OpenFraction = 0.6) -> Machine:
     """Tell rollouts how the last group of each prompt did, for `shortened`.
 
     Rows get the columns SHARE, min(1, (1 - v) / (1 - solved)) with v the share of episodes whose reward is above
@@ -110,24 +108,22 @@ def last_groups(success: float = 0.5, solved: OpenFraction = 0.6) -> RuleOf:
     metric curriculum/share is the mean SHARE of all prompts.
     """
 
-    def make(facts: PromptFacts) -> Machine:
-        start: State = {"share": np.ones(facts.size, np.float32), "longest": np.zeros(facts.size, np.int32)}
+    start: State = {"share": np.ones(facts.size, np.float32), "longest": np.zeros(facts.size, np.int32)}
 
-        def observe(state: State, outcome: Outcome) -> State:
-            share, longest = state["share"].copy(), state["longest"].copy()
-            for prompt, episodes in episodes_of(outcome.step).items():
-                sizes = [turns for reward, turns in episodes if reward > success]
-                share[prompt] = min(1.0, (1 - len(sizes) / len(episodes)) / (1 - solved))
-                longest[prompt] = max(sizes, default=0)
-            return {"share": share, "longest": longest}
+    def observe(state: State, outcome: Outcome) -> State:
+        share, longest = state["share"].copy(), state["longest"].copy()
+        for prompt, episodes in episodes_of(outcome.step).items():
+            sizes = [turns for reward, turns in episodes if reward > success]
+            share[prompt] = min(1.0, (1 - len(sizes) / len(episodes)) / (1 - solved))
+            longest[prompt] = max(sizes, default=0)
+        return {"share": share, "longest": longest}
 
-        def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
-            return [{SHARE: float(state["share"][i]), LONGEST: int(state["longest"][i])} for i in ids]
+    def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
+        return [{SHARE: float(state["share"][i]), LONGEST: int(state["longest"][i])} for i in ids]
 
-        metrics = lambda state: {"share": float(np.mean(state["share"]))}  # noqa: E731
-        return Machine(start, observe=observe, metrics=metrics, columns=columns)
-
-    return make
+    return Machine(
+        start, observe=observe, metrics=lambda state: {"share": float(np.mean(state["share"]))}, columns=columns
+    )
 
 
 def episodes_of(step: Step) -> dict[int, list[tuple[float, int]]]:
@@ -146,24 +142,16 @@ def episodes_of(step: Step) -> dict[int, list[tuple[float, int]]]:
     return {prompt: list(episodes.values()) for prompt, episodes in found.items()}
 
 
-@part
-def shortened(least: Count = 2) -> Rollout:
+@agents_part("episodes of agents end after so many turns", "shortened({least})")
+async def shortened(tools: Tools, task: Task, settings: AgentSettings, least: Count = 2) -> Sequence[Episode]:
     """The run's agents, with the share SHARE of a group's samples, at least `least`, and at most LONGEST turns.
 
     Both are columns of the prompt's row, as of `last_groups`; where they are not, all samples and turns.
     """
-
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> Sequence[Episode]:
-        samples = math.ceil(float(task.row.get(SHARE, 1.0)) * task.samples - 1e-4)
-        fewer = replace(task, samples=min(max(samples, least), task.samples))
-        turns = min(int(task.row.get(LONGEST, 0)) or settings.limits.turns, settings.limits.turns)
-        own = replace(settings, limits=replace(settings.limits, turns=turns))
-        return await plays(own)(tools, fewer)
-
-    def around(inner: Rollout) -> Rollout:
-        return with_episodes(inner, play, "episodes of agents end after so many turns", f"shortened({least})")
-
-    return replace(group(), wrap=around)
+    samples = math.ceil(float(task.row.get(SHARE, 1.0)) * task.samples - 1e-4)
+    fewer = replace(task, samples=min(max(samples, least), task.samples))
+    turns = min(int(task.row.get(LONGEST, 0)) or settings.limits.turns, settings.limits.turns)
+    return await plays(replace(settings, limits=replace(settings.limits, turns=turns)))(tools, fewer)
 
 
 @stateless_part(TURNS | {"state_key"})

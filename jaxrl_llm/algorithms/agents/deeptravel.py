@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +13,8 @@ from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, 
 from jaxrl_llm.core.annotations import OURS, RUN, Count, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
-from jaxrl_llm.curriculum.epochs import hard_buffer
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.curriculum.compose import hard_buffer
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rewards.transforms import rescore
@@ -115,9 +112,8 @@ def deeptravel(
         raise InputError("rubric is a column of criteria for the judge: give judge too, or leave out rubric")
     score = verified(threshold, combine)
     steps = chain(needs_turns(), rescore(score, {"turn_rewards"}), group_relative(epsilon=epsilon))
-    loss = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     return Algorithm(
-        steps, regularised(loss, token_mean(), kl_coefficient=kl_coefficient),
+        steps, clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient),
         rollout=None if judge is None else judged_turns(judge, CRITERIA if rubric is None else rubric),
         curriculum=hard_buffer(replay_share, failed_below, most_stored, every, score),
     )  # fmt: skip
@@ -148,10 +144,9 @@ def judged_turns(by: Answerer | str, criteria: Sequence[str] | str = CRITERIA) -
         return [row.with_info(**notes) for of_one in rows for row in of_one]
 
     def around(inner: Rollout) -> Rollout:
-        if inner.agent is not None and inner.agent.limits.compact is not None:
-            raise InputError("a judge of turns reads conversations that are not compacted: leave out compact")
         found = with_episodes(
             inner, play, "a judge of turns reads episodes of agents", "judged by turns", {JUDGE, "turn_rewards"},
+            whole="a judge of turns reads conversations that are not compacted: leave out compact",
             reference=inner.demands.reference or who.reference,
         )  # fmt: skip
         return replace(found, columns=(*inner.columns, *([criteria] if isinstance(criteria, str) else [])))
@@ -165,7 +160,13 @@ async def verdicts_on(
     """Of each episode the verdict on the whole, NaN where one cannot be read, and rewards of its turns; metrics."""
     given = task.row.get(criteria) if isinstance(criteria, str) else criteria
     own = criteria_of(given, f"prompt {task.prompt_id}, {criteria}" if isinstance(criteria, str) else "the judge")
-    asked = [("\n\n".join(lines_of(game.one.asked)), last_reply(game)) for game in games]
+    asked = [
+        (
+            "\n\n".join(lines_of(game.one.asked)),
+            next((str(one.get("content") or "") for one in game.one.said[::-1] if one["role"] == "assistant"), ""),
+        )
+        for game in games
+    ]
     first = [(Grading(), *one, criterion.text) for one in asked for criterion in own]
     verdicts, _ = await graded(who, tools, task, first, 1)
     marks = np.asarray([mean_verdict(one) for one in verdicts]).reshape(len(games), len(own))
@@ -181,11 +182,6 @@ async def verdicts_on(
     stated = [verdict is not None for some in (*verdicts, *more) for verdict in some]
     total = len(first) + len(second)
     return whole.tolist(), rewards, counts(total, total - sum(stated))
-
-
-def last_reply(game: Path) -> str:
-    """The text of an episode's last reply, "" without one."""
-    return next((str(one.get("content") or "") for one in game.one.said[::-1] if one["role"] == "assistant"), "")
 
 
 def answers_to(game: Path) -> list[str]:

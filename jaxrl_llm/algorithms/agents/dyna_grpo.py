@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import logging
 import re
 from asyncio import gather
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -13,11 +10,10 @@ from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, check_moments
+from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part, stateless_part
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.agents.conversation import finished
@@ -104,29 +100,24 @@ def refined_successes(scores: Array, group: Array, refined: Array, counted: Arra
     return (refined & (scores > success) & (scores > jnp.maximum(*lowest))).astype(jnp.float32)
 
 
-@part
-def policy_or_simulation(success: float = 0.0, epsilon: float = 1e-6) -> Transform:
+@stateless_part({"refined", *EPISODES})
+def policy_or_simulation(batch: Trajectories, success: float = 0.0, epsilon: NonNegative = 1e-6) -> Trajectories:
     """Groups with refined episodes, info["refined"] 1: `refined_successes` on these, whose others are not trained on.
     All other groups: (R - mean) / (std + epsilon) over their rows, as GRPO has it.
 
     An episode of several rows counts once in the means of groups with refined episodes.
     """
-    check_moments(1, epsilon)
-
-    def apply(batch: Trajectories) -> Trajectories:
-        A = group_advantage(batch.scores, batch.group, epsilon=epsilon)
-        marks = (batch.info or {}).get("refined")
-        if marks is None:
-            return batch.replace(advantages=A[:, None] * batch.action_mask)
-        refined = jnp.nan_to_num(marks) > 0
-        simulated = bucket_sums(batch.group, refined.astype(jnp.float32))[0] > 0
-        own = refined_successes(batch.scores, batch.group, refined, one_row_each(batch), success)
-        return batch.replace(
-            advantages=jnp.where(simulated, own, A)[:, None] * batch.action_mask,
-            weights=jnp.where((simulated & ~refined)[:, None], 0.0, batch.loss_weights),
-        )
-
-    return stateless(apply, {"refined", *EPISODES})
+    A = group_advantage(batch.scores, batch.group, epsilon=epsilon)
+    marks = (batch.info or {}).get("refined")
+    if marks is None:
+        return batch.replace(advantages=A[:, None] * batch.action_mask)
+    refined = jnp.nan_to_num(marks) > 0
+    simulated = bucket_sums(batch.group, refined.astype(jnp.float32))[0] > 0
+    own = refined_successes(batch.scores, batch.group, refined, one_row_each(batch), success)
+    return batch.replace(
+        advantages=jnp.where(simulated, own, A)[:, None] * batch.action_mask,
+        weights=jnp.where((simulated & ~refined)[:, None], 0.0, batch.loss_weights),
+    )
 
 
 @dataclass
@@ -158,7 +149,11 @@ async def refine(path: Path, depth: int, ask: str, numbers: tuple[int, int]) -> 
     except EnvironmentFailed as error:
         logger.warning("prompt %d: %s; a reply of sample %d is not refined", row.prompt_id, error, path.number)
         seen = []
-    told: list[Message] = [{"role": "user", "content": ask.format(states=states_text(seen))}]
+    states = list[str]()
+    for n, state in enumerate(seen, start=1):
+        said = "\n".join(str(message.get("content", "")) for message in state.messages)
+        states.append(f"After action {n}: {said}" + " The episode is over." * (state.done or state.truncated))
+    told: list[Message] = [{"role": "user", "content": ask.format(states="\n".join(states))}]
     if not seen or draft.truncated:
         return draft, False
     delta = chat.bridge(told, draft.last[-1] if draft.last else None)
@@ -172,14 +167,6 @@ async def refine(path: Path, depth: int, ask: str, numbers: tuple[int, int]) -> 
     return await tools.sample(longer, number=numbers[1], limit=room), True
 
 
-def under_its_prompt(asked: Episode, number: int) -> Episode:
-    """The last reply of a row as a row of its own, whose prompt is all that came before it."""
-    last = asked.segments[-1]
-    prompt = asked.tokens[: len(asked.tokens) - last.tokens.size]
-    tokens = last._replace(before=None, tokens=last.tokens._replace(experts=None))
-    return replace(asked, prompt=prompt, segments=(tokens,), sample=number)
-
-
 async def refined_episode(
     tools: Tools, task: Task, number: int, settings: AgentSettings, depth: int, ask: str
 ) -> Refined:
@@ -190,7 +177,10 @@ async def refined_episode(
         first = task.samples // 2 + number + 2 * path.turn * task.samples  # see `simulating`
         asked, told = await refine(path, depth, ask, (first, first + task.samples))
         out.told |= told
-        out.replies.append(under_its_prompt(asked, first))
+        last = asked.segments[-1]
+        reply = last._replace(before=None, tokens=last.tokens._replace(experts=None))
+        prompt = asked.tokens[: len(asked.tokens) - last.tokens.size]
+        out.replies.append(replace(asked, prompt=prompt, segments=(reply,), sample=first))
         path.take(with_reply(path.one.rows[-1], asked))
         await path.hear()
     await path.close()
@@ -209,16 +199,6 @@ def rows_of(refined: Refined, end: Episode, revealed: Revealed) -> list[Episode]
         .with_info(**{**first.info, "first_turn": float(turn), "off_prompt": 0.0, REFINED: 1.0})
         for turn, reply in enumerate(refined.replies)
     ]
-
-
-def states_text(seen: Sequence[Observation]) -> str:
-    """What a simulation saw, as a text: the messages after each action, and whether it was over then."""
-    lines = list[str]()
-    for number, one in enumerate(seen, start=1):
-        said = "\n".join(str(message.get("content", "")) for message in one.messages)
-        over = " The episode is over." if one.done or one.truncated else ""
-        lines.append(f"After action {number}: {said}{over}")
-    return "\n".join(lines)
 
 
 def planned_actions(text: str, most: int) -> list[str]:

@@ -1,11 +1,8 @@
-from __future__ import annotations
-
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import needs_turns
@@ -14,18 +11,18 @@ from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, Count, Fraction, NonNegative, Positive
-from jaxrl_llm.core.parts import Trajectories, chain, part, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, stateless
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import best_and_worst, imitation, pairwise, token_mean
-from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs
+from jaxrl_llm.objectives.preference.pairwise import RowPairs
 from jaxrl_llm.rollouts.agents.conversation import finished
+from jaxrl_llm.rollouts.agents.fork import Searched, scored_paths
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
-from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.agents.retries import PIVOT, Attempt, retried_from, rows_of
-from jaxrl_llm.rollouts.agents.search import Searched
+from jaxrl_llm.rollouts.agents.program import agents_part
+from jaxrl_llm.rollouts.agents.restarts import PIVOT, Attempt, retried_from, rows_of
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 
 REFLECT = """The last action was a mistake, and the situation is not the one that was wanted. Say what went wrong, and \
 take an action that sets it right."""
@@ -82,28 +79,23 @@ def evocua(
     )
 
 
-def is_of_pair(batch: Trajectories) -> jax.Array:
+def is_of_pair(batch: Trajectories) -> Array:
     """bool[N]: rows of a pair of steps, whose info["part"] is above 0."""
     found = (batch.info or {}).get("part")
     return jnp.zeros(batch.group.shape, bool) if found is None else jnp.nan_to_num(found) > 0
 
 
 @part
-def of_episodes() -> Callable[[Trajectories], jax.Array]:
+def of_episodes() -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N]`: 0 for rows of pairs of steps, else 1."""
     return lambda batch: 1.0 - is_of_pair(batch).astype(jnp.float32)
 
 
-@part
-def step_pairs() -> ChoosePairs:
+@batch_part
+def step_pairs(batch: Trajectories) -> RowPairs:
     """The pairs of steps; whole episodes are in none."""
-    inner = best_and_worst()
-
-    def choose(batch: Trajectories) -> RowPairs:
-        found, own = inner(batch), is_of_pair(batch)
-        return found._replace(valid=found.valid & own[found.chosen] & own[found.rejected])
-
-    return choose
+    found, own = best_and_worst()(batch), is_of_pair(batch)
+    return found._replace(valid=found.valid & own[found.chosen] & own[found.rejected])
 
 
 def grows(successes: int, tried: int, low: float, high: float) -> bool:
@@ -150,10 +142,20 @@ def paired_steps(good: Episode, bad: Episode, turn: int) -> list[Episode]:
     return [graded(chosen, 1.0, good), graded(rejected, 0.0, bad)]
 
 
-@part
-def stepwise(
-    first: Count = 2, low: Fraction = 0.1, high: Fraction = 0.9, success: float = 0.5, reflect: str = REFLECT
-) -> Rollout:
+@agents_part(
+    "the episodes of agents are compared step by step", "step by step", {PIVOT}, least=lambda **_: 2,
+    rows=lambda inner, samples, **_: inner.rows(samples) + 4 * samples,
+)  # fmt: skip
+async def stepwise(
+    tools: Tools,
+    task: Task,
+    settings: AgentSettings,
+    first: Count = 2,
+    low: Fraction = 0.1,
+    high: Fraction = 0.9,
+    success: float = 0.5,
+    reflect: str = REFLECT,
+) -> list[Episode]:
     """The episodes of the run's agents, as many as their successes deserve, and pairs of steps; see `evocua`.
 
     reflect: what the policy is told after a mistake. Pairs are groups of their own, of the rewards 1 and 0. Provides
@@ -161,67 +163,52 @@ def stepwise(
     around another rollout. Alone it is a group of which all is imitated.
     """
 
-    async def tried(tools: Tools, wide: Task, settings: AgentSettings, numbers: Sequence[int]) -> list[Searched]:
-        paths = await gather(*(converse(tools, wide, number, settings) for number in numbers))
-        ends = await ends_of(tools, [path.one for path in paths], settings.turn_rewards)
-        own = [sum(path.one.rewards) if settings.turn_rewards else 0.0 for path in paths]
-        return [Searched(path, end, end.score + more) for path, end, more in zip(paths, ends, own, strict=True)]
+    G, told = task.samples, settings.turn_rewards
+    wide = replace(task, samples=6 * G)  # from G on: second attempts, from 2 G on: rows of pairs
 
-    async def saved(tools: Tools, bad: Searched, turn: int, number: int, turn_rewards: bool) -> Episode | None:
+    async def tried(numbers: Sequence[int]) -> list[Searched]:
+        return await scored_paths(await gather(*(converse(tools, wide, number, settings) for number in numbers)))
+
+    async def saved(bad: Searched, turn: int, number: int) -> Episode | None:
         """A success from a turn of a failure on, whose policy was told of its mistake; without what it was told."""
         if turn >= len(bad.path.past):
             return None
         again = await retried_from(Attempt(bad.path), turn, number, reflect)
         if again is None:
             return None
-        (end,) = await ends_of(tools, [again.path.one], turn_rewards)
-        value = end.score + (sum(again.path.one.rewards) if turn_rewards else 0.0)
-        rows = rows_of(again, end)
-        return rows[0] if value > success and len(rows) == 1 else None
+        (one,) = await scored_paths([again.path])
+        rows = rows_of(again, one.end)
+        return rows[0] if one.value > success and len(rows) == 1 else None
 
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
-        G, told = task.samples, settings.turn_rewards
-        wide = replace(
-            task, samples=6 * G
-        )  # numbers from G on are those of second attempts, from 2 G on of pairs' rows
-        found = await tried(tools, wide, settings, range(min(first, G)))
-        while len(found) < G and grows(sum(one.value > success for one in found), len(found), low, high):
-            found += await tried(tools, wide, settings, range(len(found), min(2 * len(found), G)))
-        good = [one for one in found if one.value > success]
-        bad = [one for one in found if one.value <= success]
-        known = {**dict.fromkeys(COUNTS, 0.0), "off_prompt": 0.0, "guided": 0.0, PIVOT: 0.0}
-        out = list[Episode]()
-        for one in found:
-            states = [*one.path.one.states, None]
-            for row in finished(one.path.one, one.end, told):
-                begin, count = int(float(row.info["first_turn"])), int(row.turns.max(initial=-1)) + 1  # type: ignore[arg-type]
-                idle = [turn for turn in range(count) if states[begin + turn] == states[begin + turn + 1]]
-                learnt = one.value > success
-                row = without_turns(row, idle) if learnt and len(idle) < count else row
-                pivot = 0.0 if learnt else float(len(one.path.one.states))
-                out.append(row.with_info(**{**known, **row.info, PIVOT: pivot}).in_part(0))
-        pairs = list[list[Episode]]()
-        for n, one in enumerate(bad if good else []):
-            best = max(good, key=lambda other: common_steps(other, one))
-            turn = common_steps(best, one)
-            if turn < 0:
-                continue
-            (row,), (right,) = finished(one.path.one, one.end, told), finished(best.path.one, best.end, told)
-            pairs.append(paired_steps(right, row, turn))
-            later = await saved(tools, one, turn + 1, G + n, told)
-            pairs.append([] if later is None else paired_steps(later, row, turn + 1))
-        for number, pair in enumerate(filter(None, pairs)):
-            for place, row in enumerate(pair):
-                own = 2 * (G + number) + place
-                marks = {**known, **row.info, "episode": float(own), "first_turn": 0.0, PIVOT: 0.0}
-                out.append(replace(row, sample=own).with_info(**marks).in_part(1 + number))
-        return out
-
-    def around(inner: Rollout) -> Rollout:
-        return with_episodes(
-            inner, play, "the episodes of agents are compared step by step", "step by step", {PIVOT},
-            min_samples=max(inner.demands.min_samples, 2), variable_size=True,
-            max_episodes=lambda samples: inner.rows(samples) + 4 * samples,
-        )  # fmt: skip
-
-    return replace(marked(group(), pivot=0.0), wrap=around)
+    found = await tried(range(min(first, G)))
+    while len(found) < G and grows(sum(one.value > success for one in found), len(found), low, high):
+        found += await tried(range(len(found), min(2 * len(found), G)))
+    good = [one for one in found if one.value > success]
+    bad = [one for one in found if one.value <= success]
+    known = {**dict.fromkeys(COUNTS, 0.0), "off_prompt": 0.0, "guided": 0.0, PIVOT: 0.0}
+    out = list[Episode]()
+    for one in found:
+        states = [*one.path.one.states, None]
+        for row in finished(one.path.one, one.end, told):
+            begin, count = int(float(row.info["first_turn"])), int(row.turns.max(initial=-1)) + 1  # type: ignore[arg-type]
+            idle = [turn for turn in range(count) if states[begin + turn] == states[begin + turn + 1]]
+            learnt = one.value > success
+            row = without_turns(row, idle) if learnt and len(idle) < count else row
+            pivot = 0.0 if learnt else float(len(one.path.one.states))
+            out.append(row.with_info(**{**known, **row.info, PIVOT: pivot}).in_part(0))
+    pairs = list[list[Episode]]()
+    for n, one in enumerate(bad if good else []):
+        best = max(good, key=lambda other: common_steps(other, one))
+        turn = common_steps(best, one)
+        if turn < 0:
+            continue
+        (row,), (right,) = finished(one.path.one, one.end, told), finished(best.path.one, best.end, told)
+        pairs.append(paired_steps(right, row, turn))
+        later = await saved(one, turn + 1, G + n)
+        pairs.append([] if later is None else paired_steps(later, row, turn + 1))
+    for number, pair in enumerate(filter(None, pairs)):
+        for place, row in enumerate(pair):
+            own = 2 * (G + number) + place
+            marks = {**known, **row.info, "episode": float(own), "first_turn": 0.0, PIVOT: 0.0}
+            out.append(replace(row, sample=own).with_info(**marks).in_part(1 + number))
+    return out

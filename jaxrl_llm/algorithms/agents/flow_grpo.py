@@ -1,20 +1,16 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.advantages import group_relative, needs_turns, of_episode, turn_advantages
 from jaxrl_llm.advantages.episodes import EPISODES, episode_keys
-from jaxrl_llm.advantages.turns import needs_turns, of_episode, turn_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.coefficient import control
-from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part, weighted
-from jaxrl_llm.objectives import Average, clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.core.parts import Trajectories, chain, control, stateless_part, weighted
+from jaxrl_llm.objectives.averages import average_part, token_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(
@@ -28,10 +24,7 @@ from jaxrl_llm.objectives.policy_gradient import regularised
     },
     beside={"modules": ("the frozen modules beside the planner", "the run's environment")},
 )
-@presets(
-    paper={"over": "episodes", "average": "episode"},
-    code={"over": "turns", "average": "token"},
-)
+@presets(paper={"over": "episodes", "average": "episode"}, code={"over": "turns", "average": "token"})
 def flow_grpo(
     over: Annotated[Literal["episodes", "turns"], PAPER] = "episodes",
     average: Annotated[Literal["episode", "token"], PAPER] = "episode",
@@ -61,9 +54,8 @@ def flow_grpo(
     if over == "turns":
         credit = turn_advantages(of_episode("std", "turns", epsilon, "score"), needs=EPISODES)
     mean = episode_mean() if average == "episode" else token_mean()
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
     steps = (needs_turns(fresh=True), credit, *((episode_shares(),) if average == "episode" else ()))
-    return Algorithm(chain(*steps), regularised(objective, mean, kl_coefficient=kl_coefficient))
+    return Algorithm(chain(*steps), clipped_policy(clip_low, clip_high, mean, kl_coefficient=kl_coefficient))
 
 
 @stateless_part(EPISODES)
@@ -84,15 +76,11 @@ def episode_shares(batch: Trajectories) -> Trajectories:
     return batch.with_info(token_share=own / jnp.maximum(turns, 1)[:, None]).with_controls(episodes=count)
 
 
-@part
-def episode_mean() -> Average:
+@average_part()
+def episode_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
     """Mean over the tokens of each turn, then over the turns of each episode, then over episodes.
 
     Reads what `episode_shares` writes; chain it before. Dropped tokens count as 0.
     """
-
-    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
-        share = jnp.sum(weighted(values, batch) * batch.need("token_share"))
-        return share / jnp.maximum(control(batch, "episodes"), 1)
-
-    return Average(average)
+    share = jnp.sum(weighted(values, batch) * batch.need("token_share"))
+    return share / jnp.maximum(control(batch, "episodes"), 1)

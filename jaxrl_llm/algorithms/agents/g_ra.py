@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
@@ -9,7 +7,7 @@ from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, NonNegative
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -48,7 +46,7 @@ def g_ra(
     gates = gates * max(len(levels), 1) if len(gates) == 1 else gates
     return Algorithm(
         chain(needs_turns(), gated_rewards(gates, levels), turn_advantages(of_episode(scale, epsilon=epsilon))),
-        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+        clipped_policy(clip_low, clip_high),
     )
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -9,10 +7,9 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, NonNegative, NonNegativeInt, Share
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.transforms import leave_out
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.selection.rows import ranks_within, row_noise
 from jaxrl_llm.utils.errors import InputError
 
 FORM = "one_answer"  # the reward that says how nearly a completion has one answer
@@ -91,5 +88,5 @@ def grpo_roc(
     needs = {"calls", "failed_calls", *([FORM] if component == FORM else [])}
     return Algorithm(
         chain(leave_out(chosen, needs), drop_uniform_groups(), group_relative(epsilon=epsilon)),
-        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+        clipped_policy(clip_low, clip_high),
     )

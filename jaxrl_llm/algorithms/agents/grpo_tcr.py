@@ -1,17 +1,14 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.advantages import group_relative, needs_turns
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
-from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.transforms import rescore, soft_overlong_penalty
 
 
@@ -52,10 +49,7 @@ def grpo_tcr(
     steps = [needs_turns(), rescore(credit_of_calls(call_credit, failed_at_most, success), {"first_turn"})]
     if longest is not None:
         steps.append(soft_overlong_penalty(longest, overlong_buffer, episode_lengths))
-    return Algorithm(
-        chain(*steps, group_relative(epsilon=epsilon)),
-        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
-    )
+    return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), clipped_policy(clip_low, clip_high))
 
 
 def episode_lengths(batch: Trajectories) -> Array:

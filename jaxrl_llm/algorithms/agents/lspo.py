@@ -1,8 +1,7 @@
-from __future__ import annotations
-
 from asyncio import gather
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -215,12 +214,10 @@ def latent_talk(
                 "--environment MODULE:NAME and --players 2"
             )
 
-        async def program(tools: Tools, task: Task) -> list[Episode]:
-            return await play(tools, task, settings)
-
         demands = replace(
             inner.demands, turns=1, longest=None, min_samples=2, variable_size=True, max_episodes=lambda G: 2 * G
         )
+        program = partial(play, settings=settings)
         return Rollout(program, f"{inner.name}, latent talk", frozenset({ENVIRONMENT}), demands=demands)
 
     return replace(group(), wrap=around)

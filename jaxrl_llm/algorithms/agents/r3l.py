@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,12 +11,12 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import turn_in_episode
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
+from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.agents.path import AgentSettings
-from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.agents.retries import (
+from jaxrl_llm.rollouts.agents.program import agents_part, ends_of
+from jaxrl_llm.rollouts.agents.restarts import (
     PIVOT,
     Attempt,
     Reflection,
@@ -29,7 +27,7 @@ from jaxrl_llm.rollouts.agents.retries import (
     transcript,
 )
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.utils.errors import is_off
 
 
@@ -124,24 +122,21 @@ def amplified_advantages(
     return jnp.where(jnp.isnan(scores), 0.0, A)
 
 
-@part
+@stateless_part(EPISODES)
 def amplified(
+    batch: Trajectories,
     alpha: NonNegative = 3.0,
     full_reward: float = 1.0,
     baseline: Literal["mean", "log_mean_exp"] = "mean",
     temperature: Positive = 1.0,
-) -> Transform:
+) -> Trajectories:
     """Write `amplified_advantages` on all actions of a row. An episode of several rows counts once in its group.
 
     temperature: of the baseline "log_mean_exp". InputError for another baseline.
     """
     tau = temperature if baseline == "log_mean_exp" else None
-
-    def apply(batch: Trajectories) -> Trajectories:
-        A = amplified_advantages(batch.scores, batch.group, one_row_each(batch), alpha, full_reward, tau)
-        return batch.replace(advantages=A[:, None] * batch.action_mask)
-
-    return stateless(apply, EPISODES)
+    A = amplified_advantages(batch.scores, batch.group, one_row_each(batch), alpha, full_reward, tau)
+    return batch.replace(advantages=A[:, None] * batch.action_mask)
 
 
 REFLECT = """Below is an attempt at a task, step by step. Judge it. If it could have gone better, find the first step \
@@ -154,14 +149,20 @@ Answer with a JSON object and nothing else:
 GUIDANCE = "An earlier attempt did not go well from here on. Advice for this one: {suggestion}"
 
 
-@part
-def reflecting(
+@agents_part(
+    "the episodes of agents are retried from a turn", "retried", {PIVOT},
+    rows=lambda inner, samples, **_: inner.rows(2 * samples),
+)  # fmt: skip
+async def reflecting(
+    tools: Tools,
+    task: Task,
+    settings: AgentSettings,
     full_reward: float = 1.0,
     reflection_tokens: Count | None = 4096,
     reflect: str = REFLECT,
     guidance: str = GUIDANCE,
     read: Callable[[str, int], Reflection | None] = reflection_in,
-) -> Rollout:
+) -> list[Episode]:
     """The episodes of the run's agents, of which half are the others again, from where these went wrong (R3L).
 
     On each episode of the first half the policy reflects, in at most `reflection_tokens` tokens (None: as many as a
@@ -180,7 +181,7 @@ def reflecting(
     goes around the run's agents; InputError around another rollout. Alone it is a group without retries.
     """
 
-    async def reflected(tools: Tools, task: Task, number: int, first: Attempt, end: Episode) -> Episode | None:
+    async def reflected(number: int, first: Attempt, end: Episode) -> Episode | None:
         if not first.replies or end.reward is None or end.reward != end.reward:
             return None
         prompt = tools.prompt(reflect.format(attempt=transcript(first, end.reward)))
@@ -188,52 +189,41 @@ def reflecting(
             return None
         return await tools.sample(prompt, number=number, limit=reflection_tokens)
 
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
-        G, half = task.samples, task.samples // 2
-        wide = replace(task, samples=2 * G)  # numbers from G on are those of reflections
-        firsts = await gather(*(attempted(tools, wide, number, settings) for number in range(G - half)))
-        ends = await ends_of(tools, [first.path.one for first in firsts], settings.turn_rewards)
-        said = await gather(*(reflected(tools, task, G + n, firsts[n], ends[n]) for n in range(half)))
-        found = [
-            None if one is None else read(tools.decode(one.last), len(firsts[n].replies)) for n, one in enumerate(said)
-        ]
+    G, half = task.samples, task.samples // 2
+    wide = replace(task, samples=2 * G)  # numbers from G on are those of reflections
+    firsts = await gather(*(attempted(tools, wide, number, settings) for number in range(G - half)))
+    ends = await ends_of(tools, [first.path.one for first in firsts], settings.turn_rewards)
+    said = await gather(*(reflected(G + n, firsts[n], ends[n]) for n in range(half)))
+    found = [
+        None if one is None else read(tools.decode(one.last), len(firsts[n].replies)) for n, one in enumerate(said)
+    ]
 
-        async def second(n: int) -> Attempt:
-            first, reflection, number = firsts[n], found[n], G - half + n
-            first.reflected = reflection is not None
-            if reflection is not None and not reflection.perfect:
-                text = guidance.format(suggestion=reflection.suggestion)
-                if (again := await retried_from(first, reflection.step, number, text)) is not None:
-                    first.pivot = again.pivot
-                    return again
-            return await attempted(tools, wide, number, settings)
+    async def second(n: int) -> Attempt:
+        first, reflection, number = firsts[n], found[n], G - half + n
+        first.reflected = reflection is not None
+        if reflection is not None and not reflection.perfect:
+            text = guidance.format(suggestion=reflection.suggestion)
+            if (again := await retried_from(first, reflection.step, number, text)) is not None:
+                first.pivot = again.pivot
+                return again
+        return await attempted(tools, wide, number, settings)
 
-        seconds = await gather(*map(second, range(half)))
-        later = await ends_of(tools, [again.path.one for again in seconds], settings.turn_rewards)
-        rows = [row for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True) for row in rows_of(one, end)]
-        out = [row.in_part(0) for row in rows]
+    seconds = await gather(*map(second, range(half)))
+    later = await ends_of(tools, [again.path.one for again in seconds], settings.turn_rewards)
+    rows = [row for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True) for row in rows_of(one, end)]
+    out = [row.in_part(0) for row in rows]
 
-        def add(number: int, more: Sequence[Episode]) -> None:
-            known = {"off_prompt": 0.0, "guided": 0.0, PIVOT: 0.0, **dict.fromkeys(COUNTS, 0.0)}
-            out.extend(
-                graded(row.with_info(**{**known, **row.info}), full_reward, rows[0]).in_part(number) for row in more
-            )
+    def add(number: int, more: Sequence[Episode]) -> None:
+        known = {"off_prompt": 0.0, "guided": 0.0, PIVOT: 0.0, **dict.fromkeys(COUNTS, 0.0)}
+        out.extend(graded(row.with_info(**{**known, **row.info}), full_reward, rows[0]).in_part(number) for row in more)
 
-        for n, (reflection, answer) in enumerate(zip(found, said, strict=True)):
-            r1, r2 = ends[n].reward or 0.0, later[n].reward or 0.0
-            fewer = seconds[n].path.one.replies < firsts[n].path.one.replies
-            better = seconds[n].guided is not None and r2 >= full_reward and (r2 > r1 or fewer)
-            right = reflection is not None and reflection.perfect and r1 >= full_reward
-            if answer is not None and (better or right):
-                add(2 * n + 1, [answer])
-            if better:
-                add(2 * n + 2, rows_of(seconds[n], later[n], told=True))
-        return out
-
-    def around(inner: Rollout) -> Rollout:
-        return with_episodes(
-            inner, play, "the episodes of agents are retried from a turn", "retried", {PIVOT},
-            variable_size=True, max_episodes=lambda samples: inner.rows(2 * samples),
-        )  # fmt: skip
-
-    return replace(marked(group(), pivot=0.0), wrap=around)
+    for n, (reflection, answer) in enumerate(zip(found, said, strict=True)):
+        r1, r2 = ends[n].reward or 0.0, later[n].reward or 0.0
+        fewer = seconds[n].path.one.replies < firsts[n].path.one.replies
+        better = seconds[n].guided is not None and r2 >= full_reward and (r2 > r1 or fewer)
+        right = reflection is not None and reflection.perfect and r1 >= full_reward
+        if answer is not None and (better or right):
+            add(2 * n + 1, [answer])
+        if better:
+            add(2 * n + 2, rows_of(seconds[n], later[n], told=True))
+    return out

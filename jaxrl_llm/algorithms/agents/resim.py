@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 import math
 from asyncio import gather
@@ -12,17 +10,17 @@ from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, Count
-from jaxrl_llm.core.parts import chain, part, stateless
+from jaxrl_llm.core.parts import chain, stateless
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.messages import merged
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun
-from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.agents.retries import PIVOT
+from jaxrl_llm.rollouts.agents.program import agents_part, ends_of
+from jaxrl_llm.rollouts.agents.restarts import PIVOT
 from jaxrl_llm.rollouts.episode import with_reply
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, marked
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 FORESEE = """This is not said in the task. Ways to go on were tried out in copies of the environment:
@@ -43,9 +41,7 @@ choose. Do not mention that they were tried out."""
     },
 )
 def resim(
-    branches: Annotated[Count, OURS] = 4,
-    depth: Annotated[Count, PAPER] = 5,
-    success: Annotated[float, OURS] = 0.0,
+    branches: Annotated[Count, OURS] = 4, depth: Annotated[Count, PAPER] = 5, success: Annotated[float, OURS] = 0.0
 ) -> Algorithm:
     """ReSim, the first stage of Dyna-Mind.
 
@@ -123,43 +119,42 @@ async def foreseen(path: Path, ways: Sequence[Way], ask: str, number: int) -> Ep
     return await tools.sample(row, number=number, limit=room)
 
 
-@part
-def foreseeing(branches: Count = 4, depth: Count = 5, success: float = 0.0, ask: str = FORESEE) -> Rollout:
+@agents_part("the replies of agents see what follows", "foreseeing", {PIVOT})
+async def foreseeing(
+    tools: Tools,
+    task: Task,
+    settings: AgentSettings,
+    branches: Count = 4,
+    depth: Count = 5,
+    success: float = 0.0,
+    ask: str = FORESEE,
+) -> list[Episode]:
     """The episodes of the run's agents, whose replies have seen what follows from others (ReSim, 2510.09577).
 
     See `resim`. ask: what the policy is told before a reply, with the ways in place of {ways}. Provides pivot: 0 for
     rows of episodes with a reward above `success`, the number of turns for others. It goes around the run's agents;
     InputError around another rollout. Alone it is a group of ordinary samples.
     """
+    G, each = task.samples, branches + 1
+    wide = replace(task, samples=G * (1 + settings.limits.turns * each))  # from G on: of ways and their replies
 
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
-        G, each = task.samples, branches + 1
-        wide = replace(task, samples=G * (1 + settings.limits.turns * each))  # from G on: of ways and their replies
+    async def episode(number: int) -> Path:
+        path = await begun(tools, wide, number, settings)
+        while not path.over:
+            first = G + (path.turn * G + number) * each
+            found = await gather(*(tried(path, first + n, depth) for n in range(branches)))
+            ways = [way for way in found if way is not None]
+            path.take(with_reply(path.one.rows[-1], await foreseen(path, ways, ask, first + branches)))
+            await path.hear()
+        await path.close()
+        return path
 
-        async def episode(number: int) -> Path:
-            path = await begun(tools, wide, number, settings)
-            while not path.over:
-                first = G + (path.turn * G + number) * each
-                found = await gather(*(tried(path, first + n, depth) for n in range(branches)))
-                ways = [way for way in found if way is not None]
-                path.take(with_reply(path.one.rows[-1], await foreseen(path, ways, ask, first + branches)))
-                await path.hear()
-            await path.close()
-            return path
-
-        paths = await gather(*map(episode, range(G)))
-        ends = await ends_of(tools, [path.one for path in paths], settings.turn_rewards)
-        rows = list[Episode]()
-        for path, end in zip(paths, ends, strict=True):
-            value = end.score + (math.fsum(path.one.rewards) if settings.turn_rewards else 0.0)
-            pivot = 0.0 if value > success else float(len(path.one.states))
-            found = finished(path.one, end, settings.turn_rewards)
-            rows += [row.with_info(**{**row.info, "off_prompt": 1.0, PIVOT: pivot}) for row in found]
-        return rows
-
-    def around(inner: Rollout) -> Rollout:
-        return with_episodes(
-            inner, play, "the replies of agents see what follows", "foreseeing", {PIVOT}, variable_size=True
-        )
-
-    return replace(marked(group(), pivot=0.0), wrap=around)
+    paths = await gather(*map(episode, range(G)))
+    ends = await ends_of(tools, [path.one for path in paths], settings.turn_rewards)
+    rows = list[Episode]()
+    for path, end in zip(paths, ends, strict=True):
+        value = end.score + (math.fsum(path.one.rewards) if settings.turn_rewards else 0.0)
+        pivot = 0.0 if value > success else float(len(path.one.states))
+        found = finished(path.one, end, settings.turn_rewards)
+        rows += [row.with_info(**{**row.info, "off_prompt": 1.0, PIVOT: pivot}) for row in found]
+    return rows

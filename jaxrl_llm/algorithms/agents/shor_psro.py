@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
 import jax
@@ -11,7 +9,7 @@ from jaxrl_llm.core.annotations import CODE, OURS, Count, Fraction, NonNegative,
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.core.population import League
 from jaxrl_llm.games import MetaSolver, shor
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.self_play import MEMBER, against_league
 
 
@@ -44,9 +42,8 @@ def shor_psro(
     that M is of the size of 1. The population's strategy is the draw by x.
     """
     league = League(size, every)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     before = chain(league_mixture(league, shor(iterations), rate, payoff_range), group_relative("none"))
-    return Algorithm(before, objective, rollout=against_league(league))
+    return Algorithm(before, clipped_policy(clip_low, clip_high), rollout=against_league(league))
 
 
 class Payoffs(NamedTuple):

@@ -1,26 +1,15 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages import compared, drop_rows, of_episode, turn_advantages
 from jaxrl_llm.advantages.episodes import EPISODES, turns_before
-from jaxrl_llm.advantages.filters import drop_rows
-from jaxrl_llm.advantages.turns import (
-    OfTurns,
-    compared,
-    episode_backwards,
-    of_episode,
-    rewards_of_turns,
-    turn_advantages,
-    turn_mask,
-)
+from jaxrl_llm.advantages.turns import OfTurns, episode_backwards, rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
 from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.program import semi_online
 
 
@@ -60,10 +49,9 @@ def ui_s1(
     step = compared(returns, same_turn_of_episode(), "std", epsilon=epsilon)
     episode = of_episode("std", over, epsilon, "score")
     credit = turn_advantages(episode, step, weights=(episode_weight, step_weight), needs={"turn_rewards", *EPISODES})
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     return Algorithm(
         chain(drop_rows(varies_little(returns, least_deviation)), credit),
-        regularised(objective, token_mean(), kl_coefficient=kl_coefficient),
+        clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient),
         rollout=semi_online(column, patches, turns),
     )
 

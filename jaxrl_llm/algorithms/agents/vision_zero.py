@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from asyncio import gather
 from collections.abc import Sequence
@@ -17,7 +15,7 @@ from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.auxiliary_prompts import second_prompt
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
+from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part
 from jaxrl_llm.utils.errors import InputError, shown
 
 VOTES, CLUES, SPY_CLUES = 0, 1, 2  # parts of a game's rows, info["part"]
@@ -83,9 +81,8 @@ def vision_zero(
     where 1 - acc >= error_up or na >= unknown_up; each after least_updates updates. In a step that switches the stage
     of before learns. The released code takes turns every step instead. Not here: images, the paper's patience.
     """
-    objective = regularised(
-        policy_gradient(token_ratio(), log_probability(), sequence_sum()), sequence_sum(), kl_coefficient=kl_coefficient
-    )
+    loss = policy_gradient(token_ratio(), log_probability(), sequence_sum())
+    objective = regularised(loss, sequence_sum(), kl_coefficient=kl_coefficient)
     stages = clue_and_decision(
         baseline_decay, decay, accuracy_up, error_up, unknown_up, unknown_down, least_updates, start
     )  # fmt: skip
@@ -93,50 +90,45 @@ def vision_zero(
     return Algorithm(before, objective, rollout=clue_games(players, rounds, votes_weight, suspicion_weight))
 
 
-@part
-def clue_games(
+@program_part(
+    "clue games", {ENVIRONMENT}, ("scene", "spy_scene"),
+    lambda rounds, players, **_: Demands(variable_size=True, max_episodes=lambda G: G + rounds * players),
+)  # fmt: skip
+async def clue_games(
+    tools: Tools,
+    task: Task,
     players: Annotated[int, Range(least=3)] = 4,
     rounds: Count = 2,
     votes_weight: NonNegative = 0.1,
     suspicion_weight: NonNegative = 0.1,
-) -> Rollout:
+) -> list[Episode]:
     """Games of clues and votes, see `vision_zero`: the group's samples are votes, its second part the civilians' clues,
     its third the spy's, info["part"]. InputError for rows without scenes as texts."""
+    scenes = [task.row.get(column) for column in ("scene", "spy_scene")]
+    if wrong := [scene for scene in scenes if not isinstance(scene, str) or not scene.strip()]:
+        raise InputError(f"prompt {task.prompt_id} needs texts in the columns scene and spy_scene: {shown(wrong[0])}")
+    spy, said, clues = int(tools.random("spy").integers(players)), list[str](), list[Episode]()
+    civilians = [player for player in range(players) if player != spy]
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        scenes = [task.row.get(column) for column in ("scene", "spy_scene")]
-        if wrong := [scene for scene in scenes if not isinstance(scene, str) or not scene.strip()]:
-            raise InputError(
-                f"prompt {task.prompt_id} needs texts in the columns scene and spy_scene: {shown(wrong[0])}"
-            )
-        spy, said, clues = int(tools.random("spy").integers(players)), list[str](), list[Episode]()
-        civilians = [player for player in range(players) if player != spy]
+    def asked(text: str, player: int) -> tuple[int, ...]:
+        known = {"scene": scenes[player == spy], "clues": "\n".join(said) or "none"}
+        return second_prompt(tools, task, text.format(player=player + 1, players=players, **known))
 
-        def asked(text: str, player: int) -> tuple[int, ...]:
-            known = {"scene": scenes[player == spy], "clues": "\n".join(said) or "none"}
-            return second_prompt(tools, task, text.format(player=player + 1, players=players, **known))
-
-        for number in range(rounds * players):
-            player = number % players
-            clue = await tools.sample(asked(CLUE, player), number=task.samples + number)
-            said.append(f"Player {player + 1}: {' '.join(tools.decode(clue.last).split())}")
-            clues.append(clue)
-        voters = [civilians[number % len(civilians)] for number in range(task.samples)]
-        votes = await gather(*(tools.sample(asked(VOTE, who), number=n) for n, who in enumerate(voters)))
-        named = [vote_in(tools.decode(vote.last)) for vote in votes]
-        counts = [sum(one == player for one in named) for player in range(players)]
-        rewards = clue_rewards(counts, spy, votes_weight, suspicion_weight)
-        scored = [with_reward(vote, vote_reward(one, spy)) for vote, one in zip(votes, named, strict=True)]
-        for kind, own in ((CLUES, civilians), (SPY_CLUES, [spy])):
-            of_kind = [(n % players, clue) for n, clue in enumerate(clues) if n % players in own]
-            scored += [with_reward(clue, float(rewards[player])).in_part(kind) for player, clue in of_kind]
-        return scored
-
-    def rows(samples: int) -> int:
-        return samples + rounds * players
-
-    demands = Demands(variable_size=True, max_episodes=rows)
-    return Rollout(program, "clue games", frozenset({ENVIRONMENT}), ("scene", "spy_scene"), demands)
+    for number in range(rounds * players):
+        player = number % players
+        clue = await tools.sample(asked(CLUE, player), number=task.samples + number)
+        said.append(f"Player {player + 1}: {' '.join(tools.decode(clue.last).split())}")
+        clues.append(clue)
+    voters = [civilians[number % len(civilians)] for number in range(task.samples)]
+    votes = await gather(*(tools.sample(asked(VOTE, who), number=n) for n, who in enumerate(voters)))
+    named = [vote_in(tools.decode(vote.last)) for vote in votes]
+    counts = [sum(one == player for one in named) for player in range(players)]
+    rewards = clue_rewards(counts, spy, votes_weight, suspicion_weight)
+    scored = [with_reward(vote, vote_reward(one, spy)) for vote, one in zip(votes, named, strict=True)]
+    for kind, own in ((CLUES, civilians), (SPY_CLUES, [spy])):
+        of_kind = [(n % players, clue) for n, clue in enumerate(clues) if n % players in own]
+        scored += [with_reward(clue, float(rewards[player])).in_part(kind) for player, clue in of_kind]
+    return scored
 
 
 def with_reward(episode: Episode, reward: float) -> Episode:
@@ -211,9 +203,8 @@ def clue_and_decision(
         return jnp.where(jnp.where(clues, to_decisions, to_clues) & (since >= least_updates), ~clues, clues)
 
     def mean_over(values: Array, rows: Array, otherwise: Array) -> Array:
-        return jnp.where(
-            jnp.any(rows), jnp.sum(jnp.where(rows, values, 0.0)) / jnp.maximum(jnp.sum(rows), 1), otherwise
-        )
+        mean = jnp.sum(jnp.where(rows, values, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
+        return jnp.where(jnp.any(rows), mean, otherwise)
 
     def apply(state: Stage, batch: Trajectories) -> tuple[State, Trajectories]:
         score = batch.scores

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
@@ -9,8 +7,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 
 
@@ -55,6 +53,5 @@ def dapo(
     if overlong_filter:
         steps.append(drop_rows(truncated_rows))
     mean = average_by_name(average, max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
     resample = DynamicSampling(mixed, rounds) if dynamic_sampling else None
-    return Algorithm(chain(*steps), objective, curriculum=resample)
+    return Algorithm(chain(*steps), clipped_policy(clip_low, clip_high, mean, dual=dual_clip), curriculum=resample)

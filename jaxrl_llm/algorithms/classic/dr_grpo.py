@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import PAPER, RUN, Count, NonNegative
-from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
+from jaxrl_llm.objectives import constant
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2503.20783", test="test_group_relative.py::test_dr_grpo_is_the_loop")
@@ -26,5 +25,4 @@ def dr_grpo(
     it.
     """
     mean = constant(3000 if max_length is None else max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
-    return Algorithm(group_relative("none"), objective)
+    return Algorithm(group_relative("none"), clipped_policy(clip_low, clip_high, mean))

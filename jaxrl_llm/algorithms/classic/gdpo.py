@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import decoupled
@@ -42,6 +40,5 @@ def gdpo(
     "code"); "none" skips the step. Both codes count a component that did not score a row as 0; here it is ignored, also
     in its group's mean and deviation.
     """
-    transform = decoupled(weights, normalise, ddof, epsilon, batch_epsilon)
     loss = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
-    return Algorithm(transform, loss.objective)
+    return Algorithm(decoupled(weights, normalise, ddof, epsilon, batch_epsilon), loss.objective)

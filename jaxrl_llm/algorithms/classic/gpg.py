@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import mixed_groups, uniform_groups
@@ -10,12 +7,12 @@ from jaxrl_llm.advantages.group import group_advantage, on_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Scale
-from jaxrl_llm.core.parts import Trajectories, batch_part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio
 
 
 @batch_part
-def rescaled_to_informative(batch: Trajectories, scale: Scale, epsilon: float, counted_by: str) -> jax.Array:
+def rescaled_to_informative(batch: Trajectories, scale: Scale, epsilon: float, counted_by: str) -> Array:
     """A function `batch -> f32[N]`: the advantages of `gpg`."""
     r = batch.scores
     known = ~jnp.isnan(r)

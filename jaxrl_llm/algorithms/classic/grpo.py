@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
@@ -9,9 +7,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, Scale, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
-from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2402.03300", test="test_grpo.py::test_worked_example")
@@ -45,12 +42,12 @@ def grpo(
     "zero" (TRL) or its "reward" (verl).
     """
     mean = average_by_name(average, max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
+    objective = clipped_policy(
+        clip_low, clip_high, mean, dual=dual_clip, kl_coefficient=kl_coefficient,
+        entropy_coefficient=entropy_coefficient,
+    )  # fmt: skip
     credit = group_relative(scale, ddof=ddof, epsilon=epsilon)
-    return Algorithm(
-        transform=credit if group_of_one == "zero" else chain(credit, reward_of_singles()),
-        objective=regularised(objective, mean, kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient),
-    )
+    return Algorithm(credit if group_of_one == "zero" else chain(credit, reward_of_singles()), objective)
 
 
 @stateless_part()

@@ -1,14 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Routing
-from jaxrl_llm.core.parts import Trajectories
+from jaxrl_llm.core.parts import Array, Trajectories
 from jaxrl_llm.objectives import capped, log_probability, policy_gradient, product, sequence_sum, token_ratio, within
 from jaxrl_llm.objectives.off_policy import mismatch
 from jaxrl_llm.objectives.weights import of_scaled_ratio
@@ -40,6 +37,6 @@ def minirl(
     return Algorithm(group_relative("none"), objective, routing=routing)
 
 
-def mismatch_ratio(batch: Trajectories) -> jax.Array:
+def mismatch_ratio(batch: Trajectories) -> Array:
     """pi_old / pi_behaviour of each token, f32[N, L]."""
     return jnp.exp(mismatch(batch))

@@ -1,14 +1,10 @@
-from __future__ import annotations
-
 from typing import Annotated
-
-import jax
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import PAPER, AverageName
-from jaxrl_llm.core.parts import Trajectories
+from jaxrl_llm.core.parts import Array, Trajectories
 from jaxrl_llm.objectives import log_probability
 
 
@@ -29,6 +25,6 @@ def opo(average: Annotated[AverageName, PAPER] = "sum") -> Algorithm:
     return Algorithm(transform, averaged_gradient(log_probability(), average))
 
 
-def row_lengths(batch: Trajectories) -> jax.Array:
+def row_lengths(batch: Trajectories) -> Array:
     """f32[N]: number of actions of each sample."""
     return batch.lengths

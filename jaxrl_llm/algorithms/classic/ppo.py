@@ -1,18 +1,12 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import adaptive_kl, generalised_advantages, kl_reward, normalised_values, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, Estimator, NonNegative, Positive
-from jaxrl_llm.core.parts import Objective, Transform, chain
-from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio, value_loss
+from jaxrl_llm.core.parts import Transform, chain
+from jaxrl_llm.objectives import entropy, kl, value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.utils.errors import is_off
-
-
-def clipped_policy(low: float, high: float, dual: float | None = None) -> Objective:
-    """PPO's clipped surrogate of token ratios, averaged over the batch's tokens; `low`, `high`, `dual` as in `clip`."""
-    return policy_gradient(token_ratio(), clip(low, high, dual), token_mean())
 
 
 def chain_present(*parts: Transform | None) -> Transform:
@@ -69,6 +63,6 @@ def ppo(
         normalised_values(credit) if normalise_returns else credit,
         whiten_advantages() if whiten else None,
     )
-    objective = clipped_policy(clip_low, clip_high, dual_clip) + value_coefficient * value_loss(value_clip)
+    objective = clipped_policy(clip_low, clip_high, dual=dual_clip) + value_coefficient * value_loss(value_clip)
     objective += (beta if kl_in == "loss" else 0.0) * kl(estimator=kl_estimator or "k2")
     return Algorithm(transform, objective - entropy_coefficient * entropy())

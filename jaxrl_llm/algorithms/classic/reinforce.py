@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
@@ -15,10 +13,7 @@ from jaxrl_llm.objectives.surrogates import Surrogate
 
 
 @batch_part
-def minus_baseline(
-    batch: Trajectories,
-    baseline: Literal["batch", "group", "leave_one_out", "none"],
-) -> Trajectories:
+def minus_baseline(batch: Trajectories, baseline: Literal["batch", "group", "leave_one_out", "none"]) -> Trajectories:
     """A function of the batch that subtracts a baseline of `reinforce` from the advantages."""
     keys = jnp.zeros_like(batch.group) if baseline == "batch" else batch.group
     kind: Baseline = baseline if baseline == "leave_one_out" or baseline == "none" else "mean"

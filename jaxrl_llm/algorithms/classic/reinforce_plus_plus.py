@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import discounted_returns, whiten_advantages
 from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_is_the_loop")
@@ -28,4 +26,4 @@ def reinforce_plus_plus(
     through tokens of the environment unchanged.
     """
     transform = with_kl_reward(kl_coefficient, discounted_returns(gamma), whiten_advantages(over="tokens"))
-    return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))
+    return Algorithm(transform, clipped_policy(clip_low, clip_high))

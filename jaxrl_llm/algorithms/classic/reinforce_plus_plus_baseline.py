@@ -1,12 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import group_relative, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives import kl, token_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_baseline_is_the_loop")
@@ -29,6 +28,6 @@ def reinforce_plus_plus_baseline(
     std + epsilon.
     """
     average = token_mean()
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
+    objective = clipped_policy(clip_low, clip_high, average)
     objective += kl_coefficient * kl(to="reference", estimator="k2", average=average)
     return Algorithm(chain(group_relative("none"), whiten_advantages(over, epsilon=epsilon)), objective)

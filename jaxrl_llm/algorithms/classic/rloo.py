@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import kl_reward, on_actions
@@ -10,24 +7,16 @@ from jaxrl_llm.advantages.group import above_baseline, standardised
 from jaxrl_llm.advantages.returns import terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
-from jaxrl_llm.core.parts import Trajectories, Transform, batch_part, chain
-from jaxrl_llm.objectives import (
-    clip,
-    log_probability,
-    policy_gradient,
-    sequence_mean,
-    sequence_ratio,
-    sequence_sum,
-    token_mean,
-    token_ratio,
-)
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain
+from jaxrl_llm.objectives import policy_gradient, sequence_mean, sequence_ratio, sequence_sum, token_mean, token_ratio
+from jaxrl_llm.objectives.surrogates import clip, log_probability
 from jaxrl_llm.utils.errors import is_off
 
 
 @batch_part
-def leave_one_out(batch: Trajectories, normalise: bool, epsilon: float) -> jax.Array:
-    """A function `batch -> f32[N]`: the total reward minus the mean of the group's others."""
-    R = _total_reward(batch)
+def leave_one_out(batch: Trajectories, normalise: bool, epsilon: float) -> Array:
+    """A function `batch -> f32[N]`: the total reward, score and token rewards, minus the mean of the group's others."""
+    R = jnp.where(jnp.isnan(batch.scores), jnp.nan, jnp.sum(terminal_rewards(batch), axis=1))
     A = above_baseline(R, batch.group, "leave_one_out")
     return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
 
@@ -65,8 +54,3 @@ def rloo(
 def with_kl_reward(coefficient: float, *rest: Transform) -> Transform:
     """Chain the transforms, after a per-token penalty on the log-ratio to the reference unless the coefficient is 0."""
     return chain(*rest) if is_off(coefficient) else chain(kl_reward(coefficient), *rest)
-
-
-def _total_reward(batch: Trajectories) -> jax.Array:
-    """The total reward of each row, its score plus its token rewards, f32[N]; NaN where not scored."""
-    return jnp.where(jnp.isnan(batch.scores), jnp.nan, jnp.sum(terminal_rewards(batch), axis=1))

@@ -1,15 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import CODE, OURS
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
+from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, objective_part, stateless
 from jaxrl_llm.objectives import imitation, token_mean
-from jaxrl_llm.objectives.averages import averaged
 from jaxrl_llm.rollouts.guidance.responses import written_completions
 from jaxrl_llm.utils.errors import InputError
 
@@ -43,15 +39,11 @@ def as_right(batch: Trajectories) -> Trajectories:
     return batch.replace(advantages=jnp.where(batch.action_mask, 1.0, 0.0))
 
 
-@part
-def token_accuracy() -> Objective:
+@objective_part({"greedy"})
+def token_accuracy(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
     """No loss, and the metric "mean_token_accuracy": the share of tokens that are the most probable ones."""
-    mean = token_mean()
-
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        greedy = (outputs.extras or {}).get("greedy")
-        if greedy is None:
-            raise InputError("the share of tokens that are right needs outputs.extras['greedy']")
-        return jnp.zeros(()), {"mean_token_accuracy": mean(jnp.where(batch.loss_weights != 0, greedy, 0.0), batch)}
-
-    return averaged(objective, mean, frozenset({"greedy"}))
+    greedy = (outputs.extras or {}).get("greedy")
+    if greedy is None:
+        raise InputError("the share of tokens that are right needs outputs.extras['greedy']")
+    right = jnp.where(batch.loss_weights != 0, greedy, 0.0)
+    return jnp.zeros(()), {"mean_token_accuracy": token_mean()(right, batch)}

@@ -1,14 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import generalised_advantages, length_adaptive, whiten_advantages
-from jaxrl_llm.algorithms.classic.ppo import chain_present, clipped_policy
+from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive
-from jaxrl_llm.objectives import imitation, value_loss
-from jaxrl_llm.objectives.averages import count_tokens, mean_by
-from jaxrl_llm.objectives.penalties import right_answers
+from jaxrl_llm.objectives import count_tokens, imitation, mean_by, right_answers, value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2504.05118", test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
@@ -37,10 +34,6 @@ def vapo(
     """
     advantages = generalised_advantages(gamma, length_adaptive(alpha), lam_critic)
     right = right_answers(success)
-    transform = chain_present(
-        advantages,
-        whiten_advantages() if whiten else None,
-        count_tokens(right, "right_tokens"),
-    )
+    transform = chain_present(advantages, whiten_advantages() if whiten else None, count_tokens(right, "right_tokens"))
     policy = clipped_policy(clip_low, clip_high) + imitation_coefficient * imitation(right, mean_by("right_tokens"))
     return Algorithm(transform, policy + value_coefficient * value_loss(value_clip))

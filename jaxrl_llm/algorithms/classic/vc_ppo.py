@@ -1,12 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import generalised_advantages, whiten_advantages
-from jaxrl_llm.algorithms.classic.ppo import chain_present, clipped_policy
+from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive
 from jaxrl_llm.objectives import value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2503.01491", test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")

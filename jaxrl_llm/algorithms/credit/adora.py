@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax
@@ -11,7 +9,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Rule
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.utils.errors import require_choice
+
+Edges = Literal["lenient", "strict"]
 
 
 @method(paper="arXiv 2602.10019", test="test_shaped_reward.py::test_adora_against_a_loop")
@@ -21,7 +20,7 @@ def adora(
     other_weight: Annotated[NonNegative, CODE] = 0.1,
     success: Annotated[float, OURS] = 0.5,
     hard: Annotated[float, PAPER] = 0.5,
-    edges: Annotated[Literal["lenient", "strict"], CODE] = "strict",
+    edges: Annotated[Edges, CODE] = "strict",
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
     kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
@@ -43,37 +42,18 @@ def adora(
     "sequence").
     """
     longest = 4054.0 if max_length is None else max_length
-
-    transform = chain(
-        group_relative(), weigh_advantages(weight_of_promise(rule, weight, other_weight, success, hard, edges, longest))
-    )
-    return Algorithm(
-        transform,
-        grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
-    )
+    promise = weight_of_promise(rule, weight, other_weight, success, hard, edges, longest)
+    objective = grpo(clip_low, clip_high, kl_coefficient, average=average).objective
+    return Algorithm(chain(group_relative(), weigh_advantages(promise)), objective)
 
 
-EDGES = ("strict", "lenient")
-
-
-RULES = ("length", "difficulty", "or", "and")
-
-
-def length_gain(
-    correct: jax.Array,
-    wrong: jax.Array,
-    lengths: jax.Array,
-    group: jax.Array,
-    *,
-    edges: Literal["strict", "lenient"] = "strict",
-) -> jax.Array:
+def length_gain(correct: Array, wrong: Array, lengths: Array, group: Array, *, edges: Edges = "strict") -> Array:
     """bool[N]: in the row's group the longest correct sample is longer than the mean of the wrong ones (2602.10019).
 
     correct, wrong bool[N] (a row may be neither), lengths f32[N]. edges, for groups without a correct or without a
     wrong sample: "strict" is false without a correct one, else true; "lenient" is true without a correct one, else
     false.
     """
-    require_choice("edges", edges, EDGES)
     _, index = jnp.unique(group, return_inverse=True, size=group.shape[0])
     longest = jax.ops.segment_max(jnp.where(correct, lengths, -jnp.inf), index, num_segments=group.shape[0])[index]
     wrongs, mean, _ = bucket_moments(group, jnp.where(wrong, lengths, jnp.nan))
@@ -84,22 +64,21 @@ def length_gain(
 
 
 def promising(
-    reward: jax.Array,
-    lengths: jax.Array,
-    cut_off: jax.Array,
-    group: jax.Array,
+    reward: Array,
+    lengths: Array,
+    cut_off: Array,
+    group: Array,
     *,
     rule: Rule = "length",
-    success: float | jax.Array = 0.5,
-    hard: float | jax.Array = 0.5,
-    edges: Literal["strict", "lenient"] = "strict",
-) -> jax.Array:
+    success: float | Array = 0.5,
+    hard: float | Array = 0.5,
+    edges: Edges = "strict",
+) -> Array:
     """bool[N]: whether a row's prompt gets a higher weight now (ADORA, 2602.10019).
 
     rule "length": `length_gain`, where a truncated sample (cut_off bool[N]) that is not correct does not count as
     wrong; "difficulty": the share of samples with reward > success is at most `hard`; "or", "and": both combined.
     """
-    require_choice("rule", rule, RULES)
     correct, known = reward > success, ~jnp.isnan(reward)
     gain = length_gain(correct, known & ~correct & ~cut_off, lengths, group, edges=edges)
     _, rate, _ = bucket_moments(group, jnp.where(known, correct.astype(jnp.float32), jnp.nan))
@@ -115,7 +94,7 @@ def weight_of_promise(
     other_weight: float,
     success: float,
     hard: float,
-    edges: Literal["strict", "lenient"],
+    edges: Edges,
     longest: float,
 ) -> Array:
     """A function `batch -> f32[N]`: the weight of a prompt that satisfies a rule of `adora`, or the other."""

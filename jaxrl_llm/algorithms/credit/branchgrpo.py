@@ -1,17 +1,23 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, shared_once, tree_credit
-from jaxrl_llm.advantages.trees.values import Tree, node_values, scored_tree, shares, tree_of
+from jaxrl_llm.advantages.trees.credit import (
+    EQUAL,
+    NODE,
+    Tree,
+    node_values,
+    scored_tree,
+    shared_once,
+    shares,
+    tree_credit,
+    tree_of,
+)
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Range
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.trees import tree
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -62,22 +68,23 @@ def branchgrpo(
     pruned = [] if keep == "all" else [last_segments_kept(keep)]
     pruned += [depths_out(tuple(map(int, numbers_in("skip_depths", skip_depths))))] if skip_depths else []
     return Algorithm(
-        chain(tree_credit(by_depth(fusion, alpha, epsilon)), shared_once(), *pruned),
-        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+        chain(tree_credit(depth_advantages(fusion, alpha, epsilon)), shared_once(), *pruned),
+        clipped_policy(clip_low, clip_high),
         rollout=tree(*(spacing * level for level in range(forks)), branches=branches),
     )
 
 
+@batch_part
 def depth_advantages(
-    batch: Trajectories, fusion: Literal["mean", "softmax"] = "mean", alpha: float = 1.0, epsilon: float = 1e-8
+    batch: Trajectories, fusion: Literal["mean", "softmax"] = "mean", alpha: NonNegative = 1.0, epsilon: float = 1e-8
 ) -> Array:
-    """(R(node) - mean_d) / (std_d + epsilon), moments over the nodes of the group at the node's depth d, f32[N, L].
+    """A function of the batch: (R(node) - mean_d) / (std_d + epsilon), f32[N, L], moments over the group's nodes at
+    the node's depth d.
 
     fusion: R(node) is the mean of its leaves' rewards, or the mean of its children's R with weights
     softmax(alpha log-probability of the child's segment, at sampling). 0 where a depth has one node, or equal ones.
     """
-    tree = scored_tree(batch)
-    shared = None
+    tree, shared = scored_tree(batch), None
     if fusion == "softmax":
         shared = shares(tree, alpha * segment_sums(tree, batch.behaviour_logp))
     R = node_values(tree, batch.scores, shared)[tree.key]
@@ -97,23 +104,11 @@ def depth_advantages(
     return jnp.where(tree.mask & (deviation > EQUAL * jnp.maximum(jnp.abs(level), 1.0)), found, 0.0)
 
 
-@part
-def by_depth(
-    fusion: Literal["mean", "softmax"] = "mean", alpha: NonNegative = 1.0, epsilon: float = 1e-8
-) -> Callable[[Trajectories], Array]:
-    """A function `batch -> f32[N, L]`: `depth_advantages`."""
-    return lambda batch: depth_advantages(batch, fusion, alpha, epsilon)
-
-
-@part
-def depths_out(depths: tuple[int, ...]) -> Transform:
+@stateless_part(NODE)
+def depths_out(batch: Trajectories, depths: tuple[int, ...]) -> Trajectories:
     """Drop the actions of segments at these depths; 0 is the first segment of a row."""
     chosen = jnp.asarray(list(depths) or [-1], jnp.int32)
-
-    def apply(batch: Trajectories) -> Trajectories:
-        return batch.replace(weights=batch.loss_weights * ~jnp.isin(tree_of(batch).depth, chosen))
-
-    return stateless(apply, NODE)
+    return batch.replace(weights=batch.loss_weights * ~jnp.isin(tree_of(batch).depth, chosen))
 
 
 @stateless_part(NODE)

@@ -1,20 +1,17 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import CODE, PAPER, AboveOne, Count, NonNegative
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, control, counted, part, step_part
+from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, chain, control, counted, part, step_part
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, sequence_mean, token_mean, token_ratio
 
 
 @step_part
-def internal_phase(step: jax.Array, batch: Trajectories, internal_steps: float) -> Trajectories:
+def internal_phase(step: Array, batch: Trajectories, internal_steps: float) -> Trajectories:
     """A function `(step, batch) -> batch`: the control "internal" is 1 in the first steps, then 0."""
     return batch.with_controls(internal=(step < internal_steps).astype(jnp.float32))
 
@@ -23,7 +20,7 @@ def internal_phase(step: jax.Array, batch: Trajectories, internal_steps: float) 
 def internal_ratio(layer: int) -> Ratio:
     """The ratio of the policy of a layer where the control "internal" is above 0, else `token_ratio()`."""
 
-    def ratio(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    def ratio(outputs: PolicyOutputs, batch: Trajectories) -> Array:
         inner = log_ratio((outputs.extras or {})["internal_logp"], batch.need("internal_logp"), batch.loss_weights != 0)
         return jnp.where(control(batch, "internal") > 0, jnp.exp(inner), token_ratio()(outputs, batch))
 

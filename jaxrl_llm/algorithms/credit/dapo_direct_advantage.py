@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from asyncio import gather
 from typing import Annotated
 
@@ -8,19 +6,16 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings, several_steps
+from jaxrl_llm.algorithms.method import Algorithm, exactly, method, run_settings, several_steps
 from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, PositiveNumber
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments
-from jaxrl_llm.core.coefficient import control
-from jaxrl_llm.core.objective import Objective
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.parts import Metrics, control, counted_part, objective_part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
-from jaxrl_llm.core.transform import Metrics, Transform, counted
 from jaxrl_llm.objectives.ratios import log_ratio_to
+from jaxrl_llm.objectives.values import needed_output
 from jaxrl_llm.rollouts.episode import given
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
+from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part
 from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
-from jaxrl_llm.utils.errors import InputError
 
 
 @method(
@@ -34,11 +29,10 @@ from jaxrl_llm.utils.errors import InputError
 )  # fmt: skip
 @run_settings(
     several_steps("several gradient steps on a batch, towards log-ratios of advantage / beta", 4),
-    RunSetting(
-        "critic_steps", lambda given: 0, lambda config, given: config.critic_steps == 0,
-        "a critic that learns by cross-entropy from the first step on, alone for critic_alone steps",
+    exactly(
+        "critic_steps", 0, "a critic that learns by cross-entropy from the first step on, alone for critic_alone steps"
     ),
-)  # fmt: skip
+)
 def dapo_direct_advantage(
     beta: Annotated[Positive, PAPER] = 0.02,
     continuations: Annotated[Count, PAPER] = 16,
@@ -74,8 +68,10 @@ def dapo_direct_advantage(
 LINE_TOKENS = "line_tokens"
 
 
-@part
-def next_lines(continuations: Count = 16) -> Rollout:
+@program_part(
+    "next_lines({continuations})", {LINE_TOKENS}, demands=Demands(variable_size=True, max_episodes=lambda G: G)
+)
+async def next_lines(tools: Tools, task: Task, continuations: Count = 16) -> list[Episode]:
     """Different next lines after a state, each with its value as the reward; at most `task.samples`.
 
     The state is a solution up to the beginning of one of its lines, all equally likely. It is given, and the next line
@@ -84,32 +80,27 @@ def next_lines(continuations: Count = 16) -> Rollout:
     token more, so that a critic reads the state after the line there; info["line_tokens"] is the number of the row's
     first actions that are the line, 0 for one that ends the solution.
     """
+    solution = await grow(tools, task, Episode(task.prompt, task.prompt_id))
+    starts = [0, *(place for place in line_starts(tools, solution) if place < solution.size)]
+    place = starts[int(tools.random("state").integers(len(starts)))]
+    state = Episode(task.prompt, task.prompt_id)
+    state = state + given(solution.own.token[:place].tolist()) if place else state
+    drawn = await gather(*(grow(tools, task, state, number=1 + i) for i in range(task.samples)))
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        solution = await grow(tools, task, Episode(task.prompt, task.prompt_id))
-        starts = [0, *(place for place in line_starts(tools, solution) if place < solution.size)]
-        place = starts[int(tools.random("state").integers(len(starts)))]
-        state = Episode(task.prompt, task.prompt_id)
-        state = state + given(solution.own.token[:place].tolist()) if place else state
-        drawn = await gather(*(grow(tools, task, state, number=1 + i) for i in range(task.samples)))
+    def first_line(episode: Episode) -> tuple[Episode, Episode]:
+        """The episode's first line, and the same with a token more where it goes on."""
+        end = next((t for t in line_starts(tools, episode) if place < t < episode.size), None)
+        if end is None:
+            return episode, episode.with_info(line_tokens=0.0)
+        return episode.first(end), episode.first(end + 1).with_info(line_tokens=float(end - place))
 
-        def first_line(episode: Episode) -> tuple[Episode, Episode]:
-            """The episode's first line, and the same with a token more where it goes on."""
-            end = next((t for t in line_starts(tools, episode) if place < t < episode.size), None)
-            if end is None:
-                return episode, episode.with_info(line_tokens=0.0)
-            return episode.first(end), episode.first(end + 1).with_info(line_tokens=float(end - place))
-
-        different = dict[tuple[int, ...], tuple[Episode, Episode]]()
-        for line, longer in map(first_line, drawn):
-            different.setdefault(line.tokens, (line, longer))
-        lines = [line for line, _ in different.values()]
-        wanted = [1 if one.ended or one.truncated else continuations for one in lines]
-        values = await state_values(tools, task, lines, wanted, 1 + task.samples)
-        return [longer.scored(value) for (_, longer), value in zip(different.values(), values, strict=True)]
-
-    demands = Demands(variable_size=True, max_episodes=lambda G: G)
-    return Rollout(program, f"next_lines({continuations})", frozenset({LINE_TOKENS}), demands=demands)
+    different = dict[tuple[int, ...], tuple[Episode, Episode]]()
+    for line, longer in map(first_line, drawn):
+        different.setdefault(line.tokens, (line, longer))
+    lines = [line for line, _ in different.values()]
+    wanted = [1 if one.ended or one.truncated else continuations for one in lines]
+    values = await state_values(tools, task, lines, wanted, 1 + task.samples)
+    return [longer.scored(value) for (_, longer), value in zip(different.values(), values, strict=True)]
 
 
 def after_line(batch: Trajectories) -> jnp.ndarray:
@@ -123,65 +114,54 @@ def after_line(batch: Trajectories) -> jnp.ndarray:
     return batch.action_mask & (batch.action_index == count[:, None]) & (count > 0)[:, None]
 
 
-@part
-def critic_advantages(gap: NonNegative = 0.1, alone: NonNegativeInt = 20) -> Transform:
+@counted_part(needed_values() | {LINE_TOKENS})
+def critic_advantages(
+    step: jnp.ndarray, batch: Trajectories, gap: NonNegative = 0.1, alone: NonNegativeInt = 20
+) -> Trajectories:
     """A = V - the mean of V over the group; V is sigmoid(the critic's value after the line), else the row's reward.
 
     Rows of groups whose greatest and least V differ by less than `gap`, up to rounding, are dropped, in the first
     `alone` steps all rows, and always the token after a line. Writes the control "valued_rows", in how many rows the
     critic reads the state after the line.
     """
-
-    def apply(step: jnp.ndarray, batch: Trajectories) -> Trajectories:
-        at = after_line(batch)
-        there = jnp.any(at, axis=1)
-        read = jax.nn.sigmoid(jnp.sum(jnp.where(at, batch.need("values"), 0.0), axis=1))
-        V = jnp.where(jnp.isnan(batch.scores), jnp.nan, jnp.where(there, read, batch.scores))
-        _, mean, _ = bucket_moments(batch.group, V)
-        spread = bucket_best(batch.group, V) + bucket_best(batch.group, -V)
-        kept = (spread >= gap - 1e-6) & (step >= alone)
-        A = jnp.where(jnp.isnan(V), 0.0, V - mean)[:, None] * batch.action_mask
-        weights = batch.loss_weights * ~at * kept[:, None]
-        count = jnp.sum(there & ~jnp.isnan(V)).astype(jnp.float32)
-        return batch.replace(advantages=A, weights=weights).with_controls(valued_rows=count)
-
-    return counted(apply, needed_values() | {LINE_TOKENS})
+    at = after_line(batch)
+    there = jnp.any(at, axis=1)
+    read = jax.nn.sigmoid(jnp.sum(jnp.where(at, batch.need("values"), 0.0), axis=1))
+    V = jnp.where(jnp.isnan(batch.scores), jnp.nan, jnp.where(there, read, batch.scores))
+    _, mean, _ = bucket_moments(batch.group, V)
+    spread = bucket_best(batch.group, V) + bucket_best(batch.group, -V)
+    kept = (spread >= gap - 1e-6) & (step >= alone)
+    A = jnp.where(jnp.isnan(V), 0.0, V - mean)[:, None] * batch.action_mask
+    weights = batch.loss_weights * ~at * kept[:, None]
+    count = jnp.sum(there & ~jnp.isnan(V)).astype(jnp.float32)
+    return batch.replace(advantages=A, weights=weights).with_controls(valued_rows=count)
 
 
-@part
-def soft_value_loss() -> Objective:
+@objective_part(needed_values() | {LINE_TOKENS})
+def soft_value_loss(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jnp.ndarray, Metrics]:
     """The mean cross-entropy of sigmoid(V) after a row's line (`after_line`) and the row's reward, within 0 and 1.
 
     Over the rows that have both, "valued_rows" in the whole batch. Metrics: "value/loss", "value/mean", and
     "value/error", the mean of abs(sigmoid(V) - reward).
     """
+    values, at = needed_output(outputs, "values", "the value loss"), after_line(batch)
+    read = jnp.any(at, axis=1) & ~jnp.isnan(batch.scores)
+    v, m = jnp.sum(jnp.where(at, values, 0.0), axis=1), jnp.where(read, batch.scores, 0.0)
+    count = jnp.maximum(control(batch, "valued_rows"), 1)
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jnp.ndarray, Metrics]:
-        values = (outputs.extras or {}).get("values")
-        if values is None:
-            raise InputError("the value loss needs outputs.extras['values']: give the policy a critic (models.critic)")
-        at = after_line(batch)
-        read = jnp.any(at, axis=1) & ~jnp.isnan(batch.scores)
-        v, m = jnp.sum(jnp.where(at, values, 0.0), axis=1), jnp.where(read, batch.scores, 0.0)
-        count = jnp.maximum(control(batch, "valued_rows"), 1)
+    def mean(each: jnp.ndarray) -> jnp.ndarray:
+        return jnp.sum(jnp.where(read, each, 0.0)) / count
 
-        def mean(each: jnp.ndarray) -> jnp.ndarray:
-            return jnp.sum(jnp.where(read, each, 0.0)) / count
-
-        loss, p = mean(optax.sigmoid_binary_cross_entropy(v, m)), jax.nn.sigmoid(v)
-        return loss, {"value/loss": loss, "value/mean": mean(p), "value/error": mean(jnp.abs(p - m))}
-
-    return Objective(objective, needed_values() | {LINE_TOKENS})
+    loss, p = mean(optax.sigmoid_binary_cross_entropy(v, m)), jax.nn.sigmoid(v)
+    return loss, {"value/loss": loss, "value/mean": mean(p), "value/error": mean(jnp.abs(p - m))}
 
 
-@part
-def squared_to_advantage(beta: PositiveNumber) -> Objective:
+@objective_part({"old_logp"})
+def squared_to_advantage(
+    outputs: PolicyOutputs, batch: Trajectories, beta: PositiveNumber
+) -> tuple[jnp.ndarray, Metrics]:
     """1/2 (A / beta - u)^2, mean over rows, u the sum of a row's log-ratios to the old policy (2412.18279)."""
-
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jnp.ndarray, Metrics]:
-        u = jnp.sum(weighted(log_ratio_to(outputs, batch, "old"), batch), axis=1)
-        A = row_means(batch.need("advantages"), batch)
-        rows = totals_of(batch)["sequences"]
-        return 0.5 * jnp.sum((A / beta - u) ** 2) / rows, {"log_ratio/sum": jnp.sum(u) / rows}
-
-    return Objective(objective, frozenset({"old_logp"}))
+    u = jnp.sum(weighted(log_ratio_to(outputs, batch, "old"), batch), axis=1)
+    A = row_means(batch.need("advantages"), batch)
+    rows = totals_of(batch)["sequences"]
+    return 0.5 * jnp.sum((A / beta - u) ** 2) / rows, {"log_ratio/sum": jnp.sum(u) / rows}

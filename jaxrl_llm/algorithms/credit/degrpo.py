@@ -1,14 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative
 from jaxrl_llm.core.parts import part
-from jaxrl_llm.objectives import clip, policy_gradient, token_groups, token_mean, token_ratio
-from jaxrl_llm.objectives.averages import Tokens
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives.averages import Tokens, token_groups, token_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy, regularised
 
 
 @method(paper="arXiv 2505.13379", test="test_group_relative.py::test_degrpo_is_the_loop")
@@ -45,10 +42,8 @@ def degrpo(
         "control": (control_weight, first_actions(control_tokens)),
         "answer": (1.0, actions_after(control_tokens)),
     }
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_groups(groups, over=average))
-    objective = regularised(
-        objective, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient
-    )
+    loss = clipped_policy(clip_low, clip_high, token_groups(groups, over=average))
+    objective = regularised(loss, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient)
     return Algorithm(group_relative("none"), objective)
 
 

@@ -1,33 +1,24 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, AverageName, NonNegative, Number, Positive
-from jaxrl_llm.core.parts import Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip
 
 
-@part
+@batch_part
 def guided_by_reference(
-    tau: float, kappa: float, vocabulary_size: float | None, squared: bool
-) -> Callable[[Trajectories], jax.Array]:
+    batch: Trajectories, tau: float, kappa: float, vocabulary_size: float | None, squared: bool
+) -> Array:
     """A function `batch -> f32[N, L]`: the advantages of `dgpo_distribution_guided`."""
-    scale = 1.0 if vocabulary_size is None else jnp.log(vocabulary_size)
-
-    def guided(batch: Trajectories) -> jax.Array:
-        mask = batch.action_mask
-        h = jnp.where(mask, jnp.maximum(batch.need("entropy"), 1e-12), 1.0) / scale
-        s = hellinger(batch.need("reference_affinity"), squared) * h**kappa
-        return batch.need("advantages") * softmax_shares(s, mask, tau)
-
-    return guided
+    mask, scale = batch.action_mask, 1.0 if vocabulary_size is None else jnp.log(vocabulary_size)
+    h = jnp.where(mask, jnp.maximum(batch.need("entropy"), 1e-12), 1.0) / scale
+    s = hellinger(batch.need("reference_affinity"), squared) * h**kappa
+    return batch.need("advantages") * softmax_shares(s, mask, tau)
 
 
 @method(paper="arXiv 2605.03327", test="test_token_credit.py::test_dgpo_against_a_loop")
@@ -52,16 +43,11 @@ def dgpo_distribution_guided(
     to us do not print it). squared False uses the Hellinger distance itself, sqrt(d), as the paper names it; the
     re-implementations use its square. vocabulary_size: |V|, in a run that of its model; None: h = H.
     """
-
-    return Algorithm(
-        transform=chain(
-            group_relative(), revised(guided_by_reference(tau, kappa, vocabulary_size, squared), {"reference_affinity"})
-        ),
-        objective=averaged_gradient(clip(clip_low, clip_high), average),
-    )
+    guided = revised(guided_by_reference(tau, kappa, vocabulary_size, squared), {"reference_affinity"})
+    return Algorithm(chain(group_relative(), guided), averaged_gradient(clip(clip_low, clip_high), average))
 
 
-def softmax_shares(scores: jax.Array, mask: jax.Array, temperature: Number) -> jax.Array:
+def softmax_shares(scores: Array, mask: Array, temperature: Number) -> Array:
     """T softmax(scores / temperature) over the T masked tokens of a row: weights of mean 1, f32[N, L]; 0 elsewhere."""
     logits = jnp.where(mask, scores / temperature, -jnp.inf)
     top = jnp.max(logits, axis=1, keepdims=True, initial=-1e30)
@@ -70,7 +56,7 @@ def softmax_shares(scores: jax.Array, mask: jax.Array, temperature: Number) -> j
     return jnp.sum(mask, axis=1, keepdims=True) * exponentials / total
 
 
-def hellinger(affinity: jax.Array, squared: bool = True) -> jax.Array:
+def hellinger(affinity: Array, squared: bool = True) -> Array:
     """Distance in [0, 1] of distributions with the affinity sum sqrt(p q): 1 - affinity, or its square root."""
     distance = jnp.clip(1.0 - affinity, 0.0, 1.0)
     return distance if squared else jnp.sqrt(distance)

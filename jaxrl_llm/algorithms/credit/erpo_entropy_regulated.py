@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax
@@ -12,19 +10,14 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, NonNegative, Number
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
+
+Composition = Literal["additive", "multiplicative"]
 
 
 @batch_part
 def regulated_by_progress(
-    batch: Trajectories,
-    gamma: float,
-    eta: float,
-    beta: float,
-    buckets: int,
-    compose: Literal["additive", "multiplicative"],
-    epsilon: float,
+    batch: Trajectories, gamma: float, eta: float, beta: float, buckets: int, compose: Composition, epsilon: float
 ) -> jax.Array:
     """A function `batch -> f32[N, L]`: the advantages of `erpo_entropy_regulated`, from those of the group."""
     mask = scored_actions(batch)
@@ -41,7 +34,7 @@ def erpo_entropy_regulated(
     eta: Annotated[NonNegative, CODE] = 0.2,
     beta: Annotated[NonNegative, CODE] = 0.1,
     buckets: Annotated[Count, CODE] = 10,
-    compose: Annotated[Literal["additive", "multiplicative"], PAPER] = "additive",
+    compose: Annotated[Composition, PAPER] = "additive",
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
     epsilon: Annotated[NonNegative, PAPER] = 1e-8,
@@ -60,17 +53,11 @@ def erpo_entropy_regulated(
     us: a token mean, with PPO's clip (clip_low, clip_high). beta cancels in s~ except through epsilon. The authors
     released no code; "code" below is that re-implementation.
     """
+    regulate = revised(regulated_by_progress(gamma, eta, beta, buckets, compose, epsilon), {"reference_logp"})
     return Algorithm(
-        transform=chain(
-            group_relative(),
-            revised(regulated_by_progress(gamma, eta, beta, buckets, compose, epsilon), {"reference_logp"}),
-            drop_uniform_groups(),
-        ),
-        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+        transform=chain(group_relative(), regulate, drop_uniform_groups()),
+        objective=clipped_policy(clip_low, clip_high),
     )
-
-
-COMPOSITIONS = ("additive", "multiplicative")
 
 
 def position_keys(group: jax.Array, action_index: jax.Array, lengths: jax.Array, count: int) -> jax.Array:
@@ -90,13 +77,12 @@ def regulated(
     signal: jax.Array,
     mask: jax.Array,
     eta: Number,
-    compose: Literal["additive", "multiplicative"] = "additive",
+    compose: Composition = "additive",
 ) -> jax.Array:
     """A + eta W sign(A) s (additive), or T A W / sum W + eta sign(A) s (multiplicative) (ERPO, 2603.28204).
 
     gate W >= 0 and signal s f32[N, L]; T and the sum are over the masked tokens of a row.
     """
-    require_choice("compose", compose, COMPOSITIONS)
     gate = jnp.where(mask, gate, 0.0)
     if compose == "additive":
         return advantages + eta * gate * jnp.sign(advantages) * signal

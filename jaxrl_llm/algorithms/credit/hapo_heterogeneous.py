@@ -5,8 +5,6 @@ sampler, and is in each row of a batch (`ENTRIES` of its info), so that the upda
 sampled from. `BY_LEVEL` is the sampler's hook.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -25,8 +23,7 @@ from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless
 from jaxrl_llm.objectives import policy_gradient, token_clip, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Bounds
-from jaxrl_llm.rollouts.hooked import hooked
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import Rollout, group, hooked
 
 
 @batch_part
@@ -162,10 +159,6 @@ def temperature_factor(entropy: jax.Array, levels: Levels) -> jax.Array:
     return jax.lax.stop_gradient(jnp.where(jnp.isnan(factor), 1.0, factor))
 
 
-def _factor(entropy: jax.Array, state: State) -> jax.Array:
-    return temperature_factor(entropy, Levels(*(state[name] for name in ENTRIES)))
-
-
 def log_entropy_scale(entropy: jax.Array, mask: jax.Array, pivot: Number = 0.8) -> jax.Array:
     """f32[4]: pivot q, RMS deviation from it, and max and min of z = (log H - q) / deviation (HAPO, 2509.16591).
 
@@ -192,20 +185,6 @@ def level_temperature(level: jax.Array, base: Number = 1.0, tau: Number = 0.05) 
     return base * (1.0 + tau * jnp.clip(level, -1.0, 1.0))
 
 
-def by_temperature(
-    factor: Callable[[jax.Array, State], jax.Array], name: str, state: tuple[tuple[str, float], ...] = ()
-) -> Hook:
-    """The hook that multiplies the temperature of each place by a factor of the entropy, which is under stop-gradient.
-
-    factor: see `Hook`; the entropy, in nats, is that at the usual temperature.
-    """
-
-    def apply(logits: jax.Array, state: State, context: Context) -> jax.Array:
-        return logits / factor(entropy_of(logits), state)[:, None]
-
-    return Hook(apply, name, state, factor)
-
-
 def level_bounds(level: jax.Array, low: Number, high: Number, slope: Number) -> tuple[jax.Array, jax.Array]:
     """Clip widths by a level h in [-1, 1]: low (1 - slope h) where h <= 0, high (1 + slope h) where h > 0 (2509.16591).
 
@@ -225,7 +204,15 @@ def redistributed(
     return advantages * jnp.where(still == (level <= 0), 1 + strength * level, 1.0)
 
 
-BY_LEVEL = by_temperature(_factor, "heated", tuple(zip(ENTRIES, Levels(), strict=True)))
+def _factor(entropy: jax.Array, state: State) -> jax.Array:
+    return temperature_factor(entropy, Levels(*(state[name] for name in ENTRIES)))
+
+
+def _heat(logits: jax.Array, state: State, context: Context) -> jax.Array:
+    return logits / _factor(entropy_of(logits), state)[:, None]
+
+
+BY_LEVEL = Hook(_heat, "heated", tuple(zip(ENTRIES, Levels(), strict=True)), _factor)
 
 
 @part

@@ -1,18 +1,15 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.advantages.trees.credit import tree_credit
-from jaxrl_llm.advantages.trees.values import gains, state_values
+from jaxrl_llm.advantages.trees.credit import gains, state_values, tree_credit
 from jaxrl_llm.algorithms.credit.spo_segment import STATES
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, RECALLED, Count, NonNegative
-from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
-from jaxrl_llm.core.reference import ReferenceRule, model_names
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part
+from jaxrl_llm.core.reference import another
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.trees import valued
 
 
@@ -56,7 +53,7 @@ def pav(
     """
     return Algorithm(
         tree_credit(outcome_and_progress(k, strength), STATES),
-        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+        clipped_policy(clip_low, clip_high),
         rollout=valued(continuations, "lines", interval, of="reference"),
         reference=None if prover is None else another(prover),
     )
@@ -69,9 +66,3 @@ def best_of(values: Array, k: int) -> Array:
     [0.5904   0.821494]
     """
     return 1 - (1 - jnp.clip(values, 0.0, 1.0)) ** k
-
-
-@part
-def another(model: str, option: str | None = None) -> ReferenceRule:
-    """Another model, which stays as it is. option: see `ReferenceRule`."""
-    return ReferenceRule(lambda initial, others: others[0], models=model_names([model]), option=option)

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
@@ -11,11 +8,9 @@ from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.schedules import fade, progress
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AtLeastOne, Fraction, NonNegative, Positive
-from jaxrl_llm.core.parts import Trajectories, chain, counted, part, step_part
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.selection import keep_weighted
-from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.rows import late_tokens, top_tokens
+from jaxrl_llm.core.parts import Array, Trajectories, chain, counted, part, step_part
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.selection.rows import keep_weighted, late_tokens, token_noise, top_tokens
 
 
 @method(
@@ -55,13 +50,10 @@ def rlvr_temporal_schedule(
 
     x = fading(steps, start, end, magnitude, shape, power)
     chosen = counted(entropy_bonus(x, alpha, kappa)) if rule == "bonus" else keep_weighted(chosen_tokens(x, rule))
-    return Algorithm(
-        transform=chain(group_relative(), chosen),
-        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
-    )
+    return Algorithm(transform=chain(group_relative(), chosen), objective=clipped_policy(clip_low, clip_high))
 
 
-Schedule = Callable[[jax.Array], jax.Array]  # step int32[] -> f32[]
+Schedule = Callable[[Array], Array]  # step int32[] -> f32[]
 
 
 @part
@@ -73,7 +65,7 @@ def fading(
 
 
 @step_part
-def chosen_tokens(step: jax.Array, batch: Trajectories, strength: Schedule, rule: str) -> jax.Array:
+def chosen_tokens(step: Array, batch: Trajectories, strength: Schedule, rule: str) -> Array:
     """A function `(step, batch) -> bool[N, L]`: the tokens of rule "percentile" or "forking"."""
     x = strength(step)
     if rule == "percentile":
@@ -82,7 +74,7 @@ def chosen_tokens(step: jax.Array, batch: Trajectories, strength: Schedule, rule
 
 
 @step_part
-def entropy_bonus(step: jax.Array, batch: Trajectories, strength: Schedule, alpha: float, kappa: float) -> Trajectories:
+def entropy_bonus(step: Array, batch: Trajectories, strength: Schedule, alpha: float, kappa: float) -> Trajectories:
     """A function `(step, batch) -> batch` with the advantages of rule "bonus"."""
     A, H = batch.need("advantages"), jnp.where(batch.action_mask, batch.need("entropy"), 0.0)
     return batch.replace(advantages=A + strength(step) * (capped_bonus(A, alpha * H, 1 / kappa) - A))

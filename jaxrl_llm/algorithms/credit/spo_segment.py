@@ -1,17 +1,14 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.trees.credit import EQUAL, edges, shared_once, tree_credit
-from jaxrl_llm.advantages.trees.values import gains, state_values
+from jaxrl_llm.advantages.trees.credit import EQUAL, edges, gains, shared_once, state_values, tree_credit
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, Fraction, NonNegative, Range, check_moments
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
-from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, Fraction, NonNegative, Range
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.trees import tree, valued
 
 STATES = frozenset({"node", "state_value"})
@@ -54,16 +51,14 @@ def spo_segment(
     and A whitened over M. The first segment begins at the prompt, whose value is estimated as well, as in the paper;
     the released code gives no advantage to the tokens before the first cut. Rollout: `rollouts.trees.valued` or `tree`.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
-    objective += kl_coefficient * kl(to="reference", estimator="k3", average=token_mean())
+    objective = clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient)
     if form == "tree":
         rollout = tree(*(segment * level for level in range(levels)), branches=branches)
         credit = [tree_credit(edges(scale)), shared_once(), zero_edges_out()]
     else:
         rollout = valued(continuations, "uncertain", interval, below)
         credit = [tree_credit(segment_gains(), STATES)]
-    transform = chain(*credit, probable_tokens_out(below), whiten_counted())
-    return Algorithm(transform, objective, rollout=rollout)
+    return Algorithm(chain(*credit, probable_tokens_out(below), whiten_counted()), objective, rollout=rollout)
 
 
 @part
@@ -78,19 +73,14 @@ def zero_edges_out() -> Transform:
     return stateless(lambda b: b.replace(weights=b.loss_weights * (jnp.abs(b.need("advantages")) > EQUAL)))
 
 
-@part
-def whiten_counted(epsilon: float = 1e-8) -> Transform:
+@stateless_part()
+def whiten_counted(batch: Trajectories, epsilon: NonNegative = 1e-8) -> Trajectories:
     """(A - mean) / sqrt(variance + epsilon), moments over the actions of scored rows by their weights (ddof 0)."""
-    check_moments(0, epsilon)
-
-    def apply(batch: Trajectories) -> Trajectories:
-        A, mask = batch.need("advantages"), scored_actions(batch)
-        w = jnp.where(mask, batch.loss_weights, 0.0)
-        mass = jnp.maximum(jnp.sum(w), 1e-9)
-        top = jnp.max(jnp.where(w > 0, A, -jnp.inf), initial=-jnp.inf)
-        below = jnp.where(w > 0, A - top, 0.0)  # equal advantages become exactly 0
-        mean = jnp.sum(w * below) / mass
-        variance = jnp.sum(w * (below - mean) ** 2) / mass
-        return batch.replace(advantages=jnp.where(w > 0, (below - mean) / jnp.sqrt(variance + epsilon), 0.0))
-
-    return stateless(apply)
+    A, mask = batch.need("advantages"), scored_actions(batch)
+    w = jnp.where(mask, batch.loss_weights, 0.0)
+    mass = jnp.maximum(jnp.sum(w), 1e-9)
+    top = jnp.max(jnp.where(w > 0, A, -jnp.inf), initial=-jnp.inf)
+    below = jnp.where(w > 0, A - top, 0.0)  # equal advantages become exactly 0
+    mean = jnp.sum(w * below) / mass
+    variance = jnp.sum(w * (below - mean) ** 2) / mass
+    return batch.replace(advantages=jnp.where(w > 0, (below - mean) / jnp.sqrt(variance + epsilon), 0.0))

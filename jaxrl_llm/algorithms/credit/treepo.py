@@ -1,19 +1,15 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, whiten_advantages
 from jaxrl_llm.advantages.filters import mixed_groups
-from jaxrl_llm.advantages.trees.credit import EQUAL, tree_credit
-from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
+from jaxrl_llm.advantages.trees.credit import EQUAL, leaves, node_values, scored_tree, shares, sums, tree_credit
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AboveOne, Count, NonNegative
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.core.rules import DynamicSampling
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 from jaxrl_llm.rollouts.trees import budgeted_tree
 
@@ -61,19 +57,22 @@ def treepo(
     steps = [drop_uniform_groups()] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None and overlong_buffer < max_length:
         steps.append(soft_overlong_penalty(max_length, overlong_buffer))
-    steps.append(tree_credit(over_subtrees(weighting, drop_equal) if credit == "leaf" else segments_over_subtrees(eta)))
+    steps.append(
+        tree_credit(subtree_advantages(weighting, drop_equal) if credit == "leaf" else segment_advantages(eta))
+    )
     return Algorithm(
         chain(*steps, whiten_advantages()),
-        policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean()),
+        clipped_policy(clip_low, clip_high, dual=dual_clip),
         curriculum=DynamicSampling(mixed_groups, rounds) if dynamic_sampling else None,
         rollout=budgeted_tree(segment, depth, first_least, first_most, branches),
     )
 
 
+@batch_part
 def subtree_advantages(
     batch: Trajectories, weighting: Literal["average", "size"] = "average", drop_equal: bool = False
 ) -> Array:
-    """The mean over the ancestors of a leaf of r - mean of the leaves of that ancestor, f32[N].
+    """A function of the batch: the mean over a leaf's ancestors of r - mean of the leaves of that ancestor, f32[N].
 
     Ancestors are the root, always, and the nodes of all segments but the last that have more than one leaf; with
     drop_equal, and whose leaves' rewards are not all equal. weighting: all alike, or by the number of their leaves.
@@ -91,11 +90,12 @@ def subtree_advantages(
     return jnp.where(jnp.any(tree.mask, axis=1), above / jnp.maximum(mass, 1.0), 0.0)
 
 
-def segment_subtree_advantages(batch: Trajectories, eta: float = 0.0) -> Array:
-    """V(node) - decay V(node before it), f32[N, L], where V of a leaf is its size-weighted `subtree_advantages`.
+@batch_part
+def segment_advantages(batch: Trajectories, eta: NonNegative = 0.0) -> Array:
+    """A function of the batch: V(node) - decay V(node before it), f32[N, L], V of a leaf its size-weighted mean.
 
-    The leaf itself counts in that mean, as an ancestor of one leaf. V of other nodes is the mean of their children's,
-    V of the root 0. decay: 1 if eta is 0, else eta^(segments to the end of the row + 1).
+    That is as of `subtree_advantages`, but the leaf itself counts, as an ancestor of one leaf. V of other nodes is the
+    mean of their children's, V of the root 0. decay: 1 if eta is 0, else eta^(segments to the end of the row + 1).
     """
     tree = scored_tree(batch)
     r = jnp.where(jnp.isnan(batch.scores), 0.0, batch.scores)
@@ -108,17 +108,3 @@ def segment_subtree_advantages(batch: Trajectories, eta: float = 0.0) -> Array:
     left = jnp.max(tree.depth, axis=1, keepdims=True) - tree.depth
     decay = 1.0 if eta == 0 else eta ** (left + 1.0)
     return jnp.where(tree.mask, fused[tree.key] - decay * jnp.where(tree.before < 0, 0.0, fused[tree.parent]), 0.0)
-
-
-@part
-def over_subtrees(
-    weighting: Literal["average", "size"] = "average", drop_equal: bool = False
-) -> Callable[[Trajectories], Array]:
-    """A function `batch -> f32[N]`: `subtree_advantages`."""
-    return lambda batch: subtree_advantages(batch, weighting, drop_equal)
-
-
-@part
-def segments_over_subtrees(eta: NonNegative = 0.0) -> Callable[[Trajectories], Array]:
-    """A function `batch -> f32[N, L]`: `segment_subtree_advantages`."""
-    return lambda batch: segment_subtree_advantages(batch, eta)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import jax
@@ -42,13 +40,7 @@ def verl_velocity_rank(
     batch's. The rest is GRPO with clip_low, clip_high, kl_coefficient (k3), entropy_coefficient and average (the code
     has a token mean). Measures: `effective_rank.rank_measures`.
     """
-    objective = grpo(
-        clip_low=clip_low,
-        clip_high=clip_high,
-        kl_coefficient=kl_coefficient,
-        entropy_coefficient=entropy_coefficient,
-        average=average,
-    ).objective
+    objective = grpo(clip_low, clip_high, kl_coefficient, entropy_coefficient, average=average).objective
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)
 
 

@@ -1,14 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
+from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.objectives.averages import averaged, sequence_mean
 from jaxrl_llm.rollouts.guidance.responses import written_completions
 
@@ -39,7 +36,7 @@ def bound_on_nll(samples: Count = 1) -> Objective:
     """The loss of `masked_sft`."""
     mean = sequence_mean()
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
         terms = jnp.mean((outputs.extras or {})["elbo_terms"], axis=1) / jnp.maximum(batch.lengths, 1)
         return mean(jnp.broadcast_to(-terms[:, None], batch.tokens.shape), batch), {}
 

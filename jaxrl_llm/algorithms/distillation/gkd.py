@@ -1,15 +1,13 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Fraction
-from jaxrl_llm.core.parts import chain, part
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import distillation
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.distillation.divergences import SupportOf
 from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, group
+from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, group, program_part
 
 
 @method(paper="arXiv 2306.13649", test="test_distilled.py::test_gkd_is_its_loop")
@@ -39,16 +37,12 @@ def gkd(
     return Algorithm(chain(), objective, rollout=None if student_share == 1 else partly_given(student_share, column))
 
 
-@part
-def partly_given(student_share: float, column: str = "completion") -> Rollout:
+@program_part("partly_given", {NEED}, ["{column}"], Demands(variable_size=True))
+async def partly_given(tools: Tools, task: Task, student_share: float, column: str = "completion") -> list[Episode]:
     """Samples of the prompt with a probability of `student_share`, else the text of a column alone.
 
     Provides info["demonstrated"], 1 for episodes of a text.
     """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        if tools.random("given").random() >= student_share:
-            return [demonstration(tools, task, column)]
-        return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]
-
-    return Rollout(program, "partly_given", frozenset({NEED}), (column,), Demands(variable_size=True))
+    if tools.random("given").random() >= student_share:
+        return [demonstration(tools, task, column)]
+    return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]

@@ -1,15 +1,13 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, Fraction
-from jaxrl_llm.core.parts import chain, part
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import exponential_average, periodic_reset
 from jaxrl_llm.objectives import distillation
 from jaxrl_llm.rollouts.guidance.hints import texts_of
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, samples
+from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part, samples
 
 SHOWN = "\n\nThis is an example of a response:\n\n{}\n\nNow answer with a response of your own."
 
@@ -38,19 +36,15 @@ def sdft(
     return Algorithm(chain(), distillation(beta, top_k), rollout=shown_to_teacher(column), reference=reference)
 
 
-@part
-def shown_to_teacher(column: str = "completion", text: str = SHOWN) -> Rollout:
+@program_part("shown_to_teacher", {"teacher_tokens"}, ["{column}"], Demands(at_once=True))
+async def shown_to_teacher(tools: Tools, task: Task, column: str = "completion", text: str = SHOWN) -> list[Episode]:
     """A group of samples whose teacher reads them after the prompt and a text of a column, the first where a row has
     several. text: how it is written. Provides teacher_tokens (`batch.teacher_tokens`).
 
     A row without one, and a sample that does not fit into the model's context behind it, have no teacher's prompt.
     """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        known = texts_of(task.row.get(column), column)
-        longer = tools.prompt_with(text.format(known[0])) if known else ()
-        found = await samples(tools, task.prompt, range(task.samples))
-        fitting = (longer if tools.fits((*longer, *one.own.token.tolist())) else () for one in found)
-        return [replace(one, teacher_prompt=prompt) for one, prompt in zip(found, fitting, strict=True)]
-
-    return Rollout(program, "shown_to_teacher", frozenset({"teacher_tokens"}), (column,), Demands(at_once=True))
+    known = texts_of(task.row.get(column), column)
+    longer = tools.prompt_with(text.format(known[0])) if known else ()
+    found = await samples(tools, task.prompt, range(task.samples))
+    fitting = (longer if tools.fits((*longer, *one.own.token.tolist())) else () for one in found)
+    return [replace(one, teacher_prompt=prompt) for one, prompt in zip(found, fitting, strict=True)]

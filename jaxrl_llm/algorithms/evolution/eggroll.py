@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
@@ -7,19 +5,10 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
 from jaxrl_llm.core.annotations import CODE, Count, NonNegativeInt, Positive
-from jaxrl_llm.core.loss_metrics import Metrics
-from jaxrl_llm.core.objective import Objective
-from jaxrl_llm.core.parts import (
-    Array,
-    PolicyOutputs,
-    Trajectories,
-    part,
-    row_means,
-    stateless_part,
-    totals_of,
-)
+from jaxrl_llm.core.parts import Metrics, objective_part, stateless_part
 from jaxrl_llm.core.population import Population
-from jaxrl_llm.rollouts.hooked import members
+from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of
+from jaxrl_llm.rollouts.programs import members
 
 Baseline = Literal["group", "population"]
 
@@ -35,20 +24,16 @@ def fitness(batch: Trajectories, baseline: Baseline = "group", epsilon: float = 
     return batch.replace(advantages=jnp.where(batch.action_mask, z[:, None], 0.0))
 
 
-@part
-def evolution() -> Objective:
+@objective_part({"perturbation", "member", "member_seed"})
+def evolution(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
     """-sqrt(N) mean_n z_n p_n over the N rows, z the advantage of a row and p its perturbation of the weights.
 
     p is linear in the weights (`models.by_row.perturbations`), so that the gradient is -sqrt(N) times the
     update of an evolution strategy, and no token goes through the model.
     """
-
-    def loss(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
-        z = row_means(batch.need("advantages"), batch)
-        perturbation = (outputs.extras or {})["perturbation"]
-        return -jnp.sum(jnp.where(z != 0, z * perturbation, 0.0)) / jnp.sqrt(totals_of(batch)["rows"]), {}
-
-    return Objective(loss, frozenset({"perturbation", "member", "member_seed"}))
+    z = row_means(batch.need("advantages"), batch)
+    perturbation = (outputs.extras or {})["perturbation"]
+    return -jnp.sum(jnp.where(z != 0, z * perturbation, 0.0)) / jnp.sqrt(totals_of(batch)["rows"]), {}
 
 
 @method(paper="arXiv 2511.16652", test="test_evolution.py::test_the_worked_example_of_eggroll")

@@ -1,24 +1,18 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, RUN, AtLeastOne, Fraction, NonNegative, Share
-from jaxrl_llm.core.parts import Trajectories, chain, step_part
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.selection.noise import row_noise, token_noise
-from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset, share_up, top_tokens
+from jaxrl_llm.core.parts import Array, Trajectories, chain, step_part
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset, row_noise, share_up, token_noise, top_tokens
 
 
 @step_part
-def most_varied_rows(
-    step: jax.Array, batch: Trajectories, rows_first: float, rows_last: float, steps: float
-) -> jax.Array:
+def most_varied_rows(step: Array, batch: Trajectories, rows_first: float, rows_last: float, steps: float) -> Array:
     """A function `(step, batch) -> bool[N]`: the share of rows of maximal variance, see `d3s`."""
     scored = ~jnp.isnan(batch.scores)
     A = jnp.max(jnp.where(batch.action_mask, batch.need("advantages"), -jnp.inf), axis=1)
@@ -28,8 +22,8 @@ def most_varied_rows(
 
 @step_part
 def highest_scored_tokens(
-    step: jax.Array, batch: Trajectories, tokens_first: float, tokens_last: float, steps: float
-) -> jax.Array:
+    step: Array, batch: Trajectories, tokens_first: float, tokens_last: float, steps: float
+) -> Array:
     """A function `(step, batch) -> bool[N, L]`: the share of tokens of largest |A| H, see `d3s`."""
     score = jnp.abs(batch.need("advantages")) * batch.need("entropy")
     share = ramp(step, steps, tokens_first, tokens_last)
@@ -59,12 +53,6 @@ def d3s(
     (summaries of the paper: by index).
     """
     steps = 100 if total_steps is None else total_steps
-
-    return Algorithm(
-        transform=chain(
-            group_relative(),
-            keep_weighted(most_varied_rows(rows_first, rows_last, steps)),
-            keep_weighted(highest_scored_tokens(tokens_first, tokens_last, steps)),
-        ),
-        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
-    )
+    varied = keep_weighted(most_varied_rows(rows_first, rows_last, steps))
+    scored = keep_weighted(highest_scored_tokens(tokens_first, tokens_last, steps))
+    return Algorithm(chain(group_relative(), varied, scored), clipped_policy(clip_low, clip_high))

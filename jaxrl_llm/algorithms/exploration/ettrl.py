@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, revised, vote
@@ -10,13 +7,14 @@ from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
+from jaxrl_llm.objectives import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.trees import entropy_forks
 
 
 @batch_part
-def confident(batch: Trajectories, rule: str, limit: float, clamp: bool) -> jax.Array:
+def confident(batch: Trajectories, rule: str, limit: float, clamp: bool) -> Array:
     """A function `batch -> f32[N, L]`: the advantages, changed by a rule of `ettrl`."""
     A = batch.need("advantages")
     if rule == "clip":
@@ -55,12 +53,12 @@ def ettrl(
     """
     return Algorithm(
         transform=chain(vote(None, ties), group_relative(ddof=0), revised(confident(rule, limit, clamp))),
-        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
+        objective=clipped_policy(clip_low, clip_high, sequence_mean()),
         rollout=entropy_forks(trees, forks, branches),
     )
 
 
-def relative_confidence(entropy: jax.Array, group: jax.Array, clamp: bool = False) -> jax.Array:
+def relative_confidence(entropy: Array, group: Array, clamp: bool = False) -> Array:
     """Y = 2 - H / (mean H of the group), f32[N]: above 1 for the more confident rows of a group (ETTRL, 2508.11356).
 
     entropy f32[N], NaN for rows to ignore (Y = 1, also where the group's mean is 0). clamp: clamp Y at 0.

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
@@ -41,11 +39,10 @@ def latr(
         p(c_1) > absolute, p(c_2) > absolute, |p(c_1) - p(c_2)| < relative
 
     among the first `until` tokens, and is dropped if r tokens later, for an r of `windows`, it is too similar to its
-    parent: edit distance / r below `edit`, the match of the ends above `suffix`, or ROUGE-L above `overlap`.
-    A share of the group is the tree, given by `shares` as STEP:SHARE, from these training steps on; the rest are
-    independent samples, and so are the missing ones where fewer branches open (the paper repeats the first). The
-    loss is GRPO's (clip_low, clip_high, kl_coefficient, average). The presets "countdown" and "math" are the paper's
-    two settings.
+    parent: edit distance / r below `edit`, the match of the ends above `suffix`, or ROUGE-L above `overlap`. A share of
+    the group is the tree, given by `shares` as STEP:SHARE, from these training steps on; the rest are independent
+    samples, and so are the missing ones where fewer branches open (the paper repeats the first). The loss is GRPO's
+    (clip_low, clip_high, kl_coefficient, average). The presets "countdown" and "math" are the paper's two settings.
 
     c_1 and c_2 are the most probable tokens of the place, and p is at the run's temperature. All tokens that begin no
     branch are sampled, an option of the authors' code; a parent that drew neither c_1 nor c_2 keeps its token, and its

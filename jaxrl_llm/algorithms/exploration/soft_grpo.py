@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 
@@ -7,7 +5,7 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.soft_thinking import Density, SoftThinking
-from jaxrl_llm.rollouts.hooked import soft_thoughts
+from jaxrl_llm.rollouts.programs import soft_thoughts
 
 
 @method(paper="arXiv 2511.06411", test="test_soft_grpo.py::test_the_worked_example_of_soft_grpo")

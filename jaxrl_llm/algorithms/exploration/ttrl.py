@@ -1,13 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import group_relative, vote
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, RECALLED, AverageName, NonNegative
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import clip, kl, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(
@@ -30,13 +28,11 @@ def ttrl(
     (None: all) are trained on, with GRPO's advantages among them; they are chosen at random (released code: the first).
     ties between equally frequent answers are broken by "content", independent of the order of samples, or in favour of
     the "first" sample (released code). PPO's clip with clip_low and clip_high; kl_coefficient > 0 adds the k3 penalty.
-    average: GRPO's "sequence", or "token" as in the released code; see
-    `objectives.averages.average_by_name`.
+    average: GRPO's "sequence", or "token" as in the released code; see `objectives.averages.average_by_name`.
 
     Answers are info["answer_key"] int32[N] (-1: none), which rewards such as number_match give, else whole completions.
     Special rollout: 64 votes per prompt.
     """
     mean = average_by_name(average)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
-    objective += kl_coefficient * kl(to="reference", estimator="k3", average=mean)
+    objective = clipped_policy(clip_low, clip_high, mean, kl_coefficient=kl_coefficient)
     return Algorithm(chain(vote(keep, ties), group_relative()), objective)

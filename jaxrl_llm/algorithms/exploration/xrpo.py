@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -12,10 +9,10 @@ from jaxrl_llm.advantages.multipliers import capped_bonus, row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, check_number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.core.source import Step
+from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.embedded import WIDTH, text_features
-from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
@@ -25,7 +22,7 @@ from jaxrl_llm.rollouts.guidance.repair import succeeds
 
 
 @batch_part
-def with_novelty_bonus(batch: Trajectories, novelty_coefficient: float, kappa: float) -> jax.Array:
+def with_novelty_bonus(batch: Trajectories, novelty_coefficient: float, kappa: float) -> Array:
     """A function `batch -> f32[N, L]`: the advantages with the bonus of `xrpo` where they are above 0."""
     A = batch.need("advantages")
     s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("old_logp"), batch.action_mask))
@@ -68,20 +65,16 @@ def xrpo(
     (`embedded.text_features`), and its pool may also hold solutions of the same step. Rollout:
     `rollouts.adaptive.in_rounds`, and curriculum: `solved_examples`.
     """
-
+    bonus, solved = with_novelty_bonus(novelty_coefficient, kappa), succeeds(success) if examples else None
     return Algorithm(
-        transform=chain(
-            group_relative(epsilon=1e-8), revised(with_novelty_bonus(novelty_coefficient, kappa), {"old_logp"})
-        ),
+        transform=chain(group_relative(epsilon=1e-8), revised(bonus, {"old_logp"})),
         objective=policy_gradient(token_ratio("old"), clip(clip_low, clip_high), sequence_mean()),
         curriculum=in_epochs(solved_examples(examples, pool, success)) if examples else None,
-        rollout=in_rounds(
-            by_confidence(exploration, level), first, rounds, solved=succeeds(success) if examples else None
-        ),
+        rollout=in_rounds(by_confidence(exploration, level), first, rounds, solved=solved),
     )
 
 
-def novelty(mean_logp: jax.Array, group: jax.Array) -> jax.Array:
+def novelty(mean_logp: Array, group: Array) -> Array:
     """1 - exp(s - mean s of the group), f32[N]: positive for rows less likely than their group (XRPO, 2510.06672).
 
     s = mean_logp f32[N], the mean log-probability of the row's tokens, NaN for rows to ignore (novelty 0).

@@ -4,10 +4,8 @@ The tag of some samples is given: it is conditioned on and masked out of the los
 reward functions read it. The others write one.
 """
 
-from __future__ import annotations
-
 from asyncio import gather
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -67,9 +65,6 @@ def a2fm_apo(
     return replace(plain, rollout=tagged(tags, forced, alpha, easy, by, agentic=agentic))
 
 
-Factors = Callable[[Sequence[float], Sequence[int], Sequence[bool]], list[float]]
-
-
 def mode_of(text: str, tags: Sequence[str]) -> int:
     """The index of the tag with which a response begins, white space aside; -1 if there is none, or another follows."""
     text = text.lstrip()
@@ -127,8 +122,7 @@ def tagged(
         raise InputError(f"agentic is {shown(agentic)}, but must be a tag that is not among {shown(tags)}")
 
     def factors(scores: Sequence[float], found: Sequence[int], is_forced: Sequence[bool]) -> list[float]:
-        right = [float(score > success) for score in scores]
-        return adaptive_factors(right, found, is_forced, alpha, easy, by)
+        return adaptive_factors([float(score > success) for score in scores], found, is_forced, alpha, easy, by)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         given = _given(tools, task, names, forced, task.limit)
@@ -146,7 +140,31 @@ def tagged(
 
     async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
         given = _given(tools, task, modes, forced, settings.limits.turn_tokens or task.limit)
-        return await _episodes(tools, task, settings, given, modes, factors)
+
+        async def one_of(number: int, ids: Sequence[int]) -> Conversation:
+            path = await begun(tools, task, number, settings)
+            if not path.over:
+                await path.draw(ids)
+                await path.hear()
+            return (await played(path)).one
+
+        found = await gather(*(one_of(number, ids[1] if ids else ()) for number, ids in enumerate(given)))
+        ends = await ends_of(tools, [_with_tag(one) for one in found], settings.turn_rewards)
+        firsts = [(one.rows[0].own.token, np.flatnonzero(one.rows[0].turns == 0)) for one in found]
+        texts = [tools.decode(own[: places[-1] + 1].tolist() if places.size else []) for own, places in firsts]
+        chosen = [ids[0] if ids else mode_of(text, modes) for ids, text in zip(given, texts, strict=True)]
+        worth = factors([end.score for end in ends], chosen, [ids is not None for ids in given])
+        out = []
+        for one, end, text, mode, factor, ids in zip(found, ends, texts, chosen, worth, given, strict=True):
+            assert end.reward is not None
+            proper = mode_of(text, modes) == mode >= 0 and (one.replies > 1) == (mode == len(modes) - 1)
+            rows = finished(one, replace(end, reward=end.reward * proper * factor), settings.turn_rewards)
+            prefix = float(len(ids[1])) if ids else 0.0
+            out += [
+                row.with_info(mode=float(mode), adaptive=factor, prefix=0.0 if place else prefix)
+                for place, row in enumerate(rows)
+            ]
+        return out
 
     def around(inner: Rollout) -> Rollout:
         least = max(inner.demands.min_samples, len(modes) * int(forced) + 1)
@@ -165,47 +183,6 @@ def _given(
         raise InputError(f"a tag has {longest} tokens, but a response only {limit}: raise max_new_tokens")
     order = [(mode, ids[mode]) for mode in range(len(modes)) for _ in range(forced)][: task.samples]
     return [*order, *[None] * (task.samples - len(order))]
-
-
-async def _episodes(
-    tools: Tools,
-    task: Task,
-    settings: AgentSettings,
-    given: Sequence[tuple[int, list[int]] | None],
-    modes: Sequence[str],
-    factors: Factors,
-) -> list[Episode]:
-    """The rows of a group of episodes, whose first replies begin with the tags that are given."""
-
-    async def one_of(number: int, ids: Sequence[int]) -> Conversation:
-        path = await begun(tools, task, number, settings)
-        if not path.over:
-            await path.draw(ids)
-            await path.hear()
-        return (await played(path)).one
-
-    found = await gather(*(one_of(number, ids[1] if ids else ()) for number, ids in enumerate(given)))
-    ends = await ends_of(tools, [_with_tag(one) for one in found], settings.turn_rewards)
-    texts = [tools.decode(_first_reply(one.rows[0])) for one in found]
-    chosen = [ids[0] if ids else mode_of(text, modes) for ids, text in zip(given, texts, strict=True)]
-    worth = factors([end.score for end in ends], chosen, [ids is not None for ids in given])
-    out = []
-    for one, end, text, mode, factor, ids in zip(found, ends, texts, chosen, worth, given, strict=True):
-        assert end.reward is not None
-        proper = mode_of(text, modes) == mode >= 0 and (one.replies > 1) == (mode == len(modes) - 1)
-        rows = finished(one, replace(end, reward=end.reward * proper * factor), settings.turn_rewards)
-        prefix = float(len(ids[1])) if ids else 0.0
-        out += [
-            row.with_info(mode=float(mode), adaptive=factor, prefix=0.0 if place else prefix)
-            for place, row in enumerate(rows)
-        ]
-    return out
-
-
-def _first_reply(row: Episode) -> list[int]:
-    """The tokens of the first reply of an episode, with those that it was given to begin with."""
-    places = np.flatnonzero(row.turns == 0)
-    return row.own.token[: places[-1] + 1].tolist() if places.size else []
 
 
 def _with_tag(one: Conversation) -> Conversation:

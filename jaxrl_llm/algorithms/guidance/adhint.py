@@ -1,31 +1,18 @@
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
+from jaxrl_llm.advantages.normalisation import apart
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, NonNegative, ZeroOrOne
-from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform, chain, part, stateless_part
+from jaxrl_llm.core.buckets import bucket_moments
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, chain, stateless_part, surrogate_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures
-
-
-@part
-def apart_with_hints(credit: Transform) -> Transform:
-    """A transform for which the plain and the hinted rows of a group are groups of their own."""
-
-    def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
-        groups = joint_key(batch.group, hinted_rows(batch).astype(jnp.float32))
-        state, out = credit.apply(state, batch.replace(group=groups))
-        return state, out.replace(group=batch.group)
-
-    return Transform(credit.init, apply, credit.needs | {"hint_tokens"})
 
 
 @method(paper="arXiv 2512.13095", test="test_hint_tokens.py::test_adhint_is_its_loop")
@@ -65,7 +52,7 @@ def adhint(
     `grpo` with a token mean.
     """
     credit = group_relative(ddof=ddof, epsilon=epsilon)
-    credit = apart_with_hints(credit) if compared == "kind" else credit
+    credit = apart(hinted_rows, credit, {"hint_tokens"}) if compared == "kind" else credit
     transforms = [hints_under_old(), credit, *([balanced_kinds(epsilon)] if balance else [])]
     objective = policy_gradient(token_ratio(), shielded_hints(clip(clip_low, clip_high)), token_mean())
     rollout = hinted_by_failures(column, hinted, hint_low, hint_high, noise)
@@ -97,23 +84,21 @@ def consistency(entropy: jax.Array, hint: jax.Array, others: jax.Array) -> jax.A
     return jnp.where(jnp.any(others, axis=1)[:, None], jnp.exp(-mismatch), 1.0)
 
 
-@part
-def shielded_hints(sampled: Surrogate) -> Surrogate:
+@surrogate_part
+def shielded_hints(
+    ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories, sampled: Surrogate
+) -> tuple[jax.Array, Metrics]:
     """The surrogate `sampled`, times `consistency` on the tokens of hints, and 0 on these where A < 0 (2512.13095).
 
     The entropies are those of the current policy, under stop-gradient. Statistics, besides those of `sampled`:
     "hint/share" of the tokens, and "hint/weight", the mean over all tokens of the weights of hints.
     """
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        hint, value = hint_tokens(batch), sampled(ratio, outputs, batch)
-        entropy = jax.lax.stop_gradient(outputs.entropy)
-        weight = consistency(entropy, hint, batch.action_mask & ~hint)
-        weight = jnp.where(hint & (batch.need("advantages") < 0), 0.0, weight)
-        statistics = {"hint/share": hint.astype(jnp.float32), "hint/weight": jnp.where(hint, weight, 0.0)}
-        return weight * value[0], {**value[1], **statistics}
-
-    return surrogate
+    hint, value = hint_tokens(batch), sampled(ratio, outputs, batch)
+    entropy = jax.lax.stop_gradient(outputs.entropy)
+    weight = consistency(entropy, hint, batch.action_mask & ~hint)
+    weight = jnp.where(hint & (batch.need("advantages") < 0), 0.0, weight)
+    statistics = {"hint/share": hint.astype(jnp.float32), "hint/weight": jnp.where(hint, weight, 0.0)}
+    return weight * value[0], {**value[1], **statistics}
 
 
 def failure_weights(batch: Trajectories, epsilon: float = 1e-6) -> jax.Array:

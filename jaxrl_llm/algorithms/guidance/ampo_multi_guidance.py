@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
@@ -10,8 +7,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, NonNegative, Positive, Scale
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, weighted
-from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, token_mean, token_ratio
-from jaxrl_llm.objectives.averages import Average
+from jaxrl_llm.objectives import Average, clip, entropy, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.row_averages import by_rows
 from jaxrl_llm.objectives.surrogates import guided, guided_rows
 from jaxrl_llm.rewards.transforms import leave_out, rescore
@@ -105,9 +101,7 @@ def ampo_multi_guidance(
     )
 
 
-def solved_without(
-    reward: jax.Array, helped: jax.Array, group: jax.Array, success: float | jax.Array = 0.5
-) -> jax.Array:
+def solved_without(reward: Array, helped: Array, group: Array, success: float | Array = 0.5) -> Array:
     """bool[N]: whether some sample of the row's group with helped[i] False has a reward above `success`."""
     (solved,) = bucket_sums(group, ((reward > success) & ~helped).astype(jnp.float32))
     return solved > 0

@@ -1,19 +1,17 @@
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
+from jaxrl_llm.advantages.normalisation import apart
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, RUN, AverageName, Count, NonNegative, Rewrite
-from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part
-from jaxrl_llm.objectives import Average, clip, kl, policy_gradient, token_ratio
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
+from jaxrl_llm.objectives import Average, kl
 from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.guidance.repair import rewritten, succeeds
 
 
@@ -61,43 +59,30 @@ def clpo(
     see grpo ("constant" divides by max_length).
     """
     mean = average_by_name(average, max_length)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
+    objective = clipped_policy(clip_low, clip_high, mean)
     objective += kl_coefficient * kl(average=times(mean, lower_where("hard", hard_weight), {"hard"}))
     credit = chain(drop_rows(uniform_among_others), group_relative(epsilon=epsilon))
     return Algorithm(
-        within_kinds("rewritten", credit),
-        objective,
+        apart(kind_of("rewritten"), credit, {"rewritten"}), objective,
         rollout=rewritten(succeeds(success, accuracy), hard, medium, rewrite, column, limit),
-    )
-
-
-@part
-def within_kinds(name: str, credit: Transform) -> Transform:
-    """A transform for which rows of a group with different info[name] f32[N] are different groups.
-
-    Rows without the entry (NaN) count as 0; a batch without it has its own groups. Needs `name`.
-    """
-
-    def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
-        kind = (batch.info or {}).get(name)
-        if kind is None:
-            return credit.apply(state, batch)
-        groups = joint_key(batch.group, jnp.nan_to_num(kind))
-        state, out = credit.apply(state, batch.replace(group=groups))
-        return state, out.replace(group=batch.group)
-
-    return Transform(credit.init, apply, credit.needs | {name})
-
-
-def uniform_among_others(batch: Trajectories) -> jax.Array:
-    """bool[N]: rows of groups whose rewards are all equal; none of them if there is no other group."""
-    uniform = uniform_groups(batch)
-    informative = ~uniform & ~jnp.isnan(batch.scores)
-    return uniform & jnp.any(informative)
+    )  # fmt: skip
 
 
 @batch_part
-def lower_where(batch: Trajectories, name: str, factor: float) -> jax.Array:
+def kind_of(batch: Trajectories, name: str) -> Array | None:
+    """A function of the batch: info[name] f32[N], 0 for rows without the entry (NaN); None for a batch without it."""
+    kind = (batch.info or {}).get(name)
+    return None if kind is None else jnp.nan_to_num(kind)
+
+
+def uniform_among_others(batch: Trajectories) -> Array:
+    """bool[N]: rows of groups whose rewards are all equal; none of them if there is no other group."""
+    uniform = uniform_groups(batch)
+    return uniform & jnp.any(~uniform & ~jnp.isnan(batch.scores))
+
+
+@batch_part
+def lower_where(batch: Trajectories, name: str, factor: float) -> Array:
     """A function `batch -> f32[N]`: the factor where info[name] is 1, else 1."""
     marked = (batch.info or {}).get(name)
     return jnp.ones(batch.group.shape) if marked is None else jnp.where(marked == 1, factor, 1.0)

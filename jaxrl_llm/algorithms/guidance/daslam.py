@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 import re
 from asyncio import gather
@@ -13,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, RUN, Count, NonNegative, Positive, Range
-from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, step_part
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.agents.plans import items_in
@@ -100,10 +98,9 @@ def daslam(
         clip_low=clip_low, clip_high=clip_high, value_clip=value_clip, value_coefficient=value_coefficient, gamma=gamma,
         lam=lam, kl_coefficient=kl_coefficient, kl_target=kl_target, kl_horizon=kl_horizon,
     )  # fmt: skip
-    shaped = rescore(shaped_by_decomposition(shaping), {"decomposition"})
     return replace(
         base,
-        transform=chain(shaped, base.transform),
+        transform=chain(rescore(shaped_by_decomposition(shaping), {"decomposition"}), base.transform),
         rollout=decomposing(solver, column, questions, solver_tokens, nouns, embed),
     )
 
@@ -153,18 +150,10 @@ def of_word_counts(one: str, other: str) -> float:
     return cosine(Counter(words_of(one)), Counter(words_of(other)))
 
 
-def of_vectors(embed: Callable[[str], Sequence[float]]) -> Similarity:
+@step_part
+def of_vectors(one: str, other: str, embed: Callable[[str], Sequence[float]]) -> float:
     """The cosine of the vectors that a function gives of two texts; 0 where one is 0."""
-
-    def similarity(one: str, other: str) -> float:
-        return cosine(*(dict(enumerate(map(float, embed(text)))) for text in (one, other)))
-
-    return similarity
-
-
-def relevance(questions: Sequence[str], answers: Sequence[str], similarity: Similarity = of_word_counts) -> float:
-    """0.25 sum_i cos(question i, its answer)."""
-    return 0.25 * math.fsum(similarity(one, other) for one, other in zip(questions, answers, strict=True))
+    return cosine(*(dict(enumerate(map(float, embed(text)))) for text in (one, other)))
 
 
 def step_gain(
@@ -190,33 +179,24 @@ def operators_of(text: str) -> list[str]:
     return re.findall(r"(?<=[\d)])\s*([-+*/\u00d7\u00f7])\s*(?=[\d(])", text)
 
 
-def operator_agreement(gold: Sequence[str], said: Sequence[str]) -> float:
-    """The sum of 0.5 for each operator that is that of the solution at its place, and -0.5 for others.
-
-    >>> operator_agreement(["+", "*", "-"], ["+", "/"])
-    0.0
-    """
-    return math.fsum(0.5 if one == other else -0.5 for one, other in zip(gold, said, strict=False))
-
-
 def terms_of(
     question: str, asked: Sequence[str], answers: Sequence[str], solution: str, before: str, after: str,
     nouns: Nouns = content_words, similarity: Similarity = of_word_counts,
 ) -> Terms:  # fmt: skip
-    """The four terms of sub-questions and their answers.
+    """The four terms of sub-questions and their answers; see `daslam`.
 
     solution: the reference's, a step on each line; "" for none, whose two terms are 0. before, after: the solver's
     answers to the question without and with the sub-questions.
     """
     own = {word for one in asked for word in nouns(one)}
-    gold, first, second = (
-        [line.strip() for line in text.splitlines() if line.strip()] for text in (solution, before, after)
-    )
+    lines = ([line.strip() for line in text.splitlines() if line.strip()] for text in (solution, before, after))
+    gold, first, second = lines
+    operators = zip(operators_of(solution), operators_of(after), strict=False)
     return Terms(
         coverage(nouns(question), own),
-        relevance(asked, answers, similarity),
+        0.25 * math.fsum(similarity(one, other) for one, other in zip(asked, answers, strict=True)),
         step_gain(gold, first, second, similarity),
-        operator_agreement(operators_of(solution), operators_of(after)),
+        math.fsum(0.5 if one == other else -0.5 for one, other in operators),
     )
 
 

@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advantages
@@ -11,15 +8,16 @@ from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Positive, ZeroOrOne
-from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio, value_loss
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part, stateless_part
+from jaxrl_llm.objectives import value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.guidance.prefixes import reset_to_data
 from jaxrl_llm.utils.errors import is_off
 
 
 @part
-def unless_cut_off(score: float) -> Callable[[Trajectories], jax.Array]:
+def unless_cut_off(score: float) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N]`: the scores, but `score` for rows that reached the token limit."""
     return lambda b: jnp.where(b.truncated, score, b.scores)
 
@@ -61,8 +59,7 @@ def drpo_dataset_reset(
         generalised_advantages(gamma, lam),
         whiten_advantages(),
     ]
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
-    objective += value_coefficient * value_loss(value_clip)
+    objective = clipped_policy(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
     return Algorithm(chain(*transforms), objective, rollout=reset_to_data(column, share))
 
 
@@ -72,9 +69,8 @@ def whiten_rewards(batch: Trajectories, ddof: ZeroOrOne = 1, epsilon: NonNegativ
 
         r <- (r - mean) / sqrt(var + epsilon) + mean
 
-    over the actions of scored rows. The scores stay as they are: `token_rewards` becomes what they lack, and
-    includes what `turn_rewards` had. Chain this
-    after what adds token rewards, and before what turns them into advantages.
+    over the actions of scored rows. The scores stay as they are: `token_rewards` becomes what they lack, and includes
+    what `turn_rewards` had. Chain this after what adds token rewards, and before what turns them into advantages.
     """
     new = whiten(terminal_rewards(batch), scored_actions(batch), ddof, epsilon, shift=False)
     score = jnp.where(last_actions(batch), jnp.nan_to_num(batch.scores)[:, None], 0.0)

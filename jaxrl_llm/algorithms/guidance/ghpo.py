@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
@@ -41,5 +39,4 @@ def ghpo(
     The hint's words are ours. The paper adds half a format reward: name the other component as `accuracy`.
     """
     base = grpo(clip_low, clip_high, kl_coefficient, epsilon=epsilon, average=average, max_length=max_length)
-    program = retried(beginnings(column, stages), succeeds(success, accuracy), start=hints_from)
-    return replace(base, rollout=program)
+    return replace(base, rollout=retried(beginnings(column, stages), succeeds(success, accuracy), start=hints_from))

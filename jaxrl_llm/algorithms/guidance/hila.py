@@ -1,29 +1,25 @@
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.filters import demonstrated_rows
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.advantages.replayed import demonstrated_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, stateless_part
+from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, stateless_part
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.objectives import Average, clip, distillation, policy_gradient, sequence_ratio
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
-from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
+from jaxrl_llm.rollouts.auxiliary_prompts import final_answer, problem_text, second_prompt
 from jaxrl_llm.rollouts.episode import given, sampled_ids
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
 from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
-from jaxrl_llm.rollouts.recycled import final_answer
+from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part
 from jaxrl_llm.utils.errors import InputError
 
 EVALUATE, CREATE, DEFER = "EVAL", "CREATE", "DEFER"
@@ -129,11 +125,11 @@ def stated(text: str) -> str:
     return final_answer(text) or text.strip()
 
 
-@part
-def listed_actions(
-    peers: str = "peers", expert: str = "expert", own: str | None = None, create_cost: NonNegative = 0.03,
-    defer_cost: NonNegative = 0.3, success: float = 0.5, drop_same: bool = True,
-) -> Rollout:  # fmt: skip
+@program_part("listed_actions", {NEED}, ("{peers}", "{expert}", "{own}"), Demands(variable_size=True))
+async def listed_actions(
+    tools: Tools, task: Task, peers: str = "peers", expert: str = "expert", own: str | None = None,
+    create_cost: NonNegative = 0.03, defer_cost: NonNegative = 0.3, success: float = 0.5, drop_same: bool = True,
+) -> list[Episode]:  # fmt: skip
     """All actions of a state as a group, scored by `action_rewards`, and the expert's answer to the task in another.
 
     Nothing but the own answer is sampled, and that only where `own` names no column. A reply is its text and the token
@@ -142,43 +138,38 @@ def listed_actions(
     for a row without peers or without an expert's answer.
     """
     is_right = succeeds(success)
+    others, taught = texts_of(task.row.get(peers), peers), texts_of(task.row.get(expert), expert)
+    if not others or not taught:
+        name = expert if others else peers
+        raise InputError(f"prompt {task.prompt_id} has nothing in the column {name!r}: give an answer there")
+    blank = Episode(task.prompt, task.prompt_id)
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        others, taught = texts_of(task.row.get(peers), peers), texts_of(task.row.get(expert), expert)
-        if not others or not taught:
-            name = expert if others else peers
-            raise InputError(f"prompt {task.prompt_id} has nothing in the column {name!r}: give an answer there")
-        blank = Episode(task.prompt, task.prompt_id)
+    def said(text: str) -> Episode:
+        return blank + given(tools.encode(text))._replace(sampled=True)
 
-        def said(text: str) -> Episode:
-            return blank + given(tools.encode(text))._replace(sampled=True)
-
-        mine = texts_of(task.row.get(own), own) if own is not None else []
-        answer = said(mine[0]) if mine else await tools.sample(task.prompt, number=0)
-        scored = await tools.score([answer, *map(said, others), said(taught[0])])
-        texts = [tools.decode(sampled_ids(answer)), *others, taught[0]]
-        right = [is_right(one) for one in scored]
-        prompt = second_prompt(tools, task, state_text(problem_text(tools, task), texts[0], others))
-        stop = getattr(tools.tokenizer, "eos_token_id", None)
-        replies = [[*tools.encode(text), *([] if stop is None else [stop])] for text in actions_of(len(others))]
-        same = drop_same and len({stated(text) for text in texts}) == 1
-        if same or not all(tools.fits([*prompt, *ids]) for ids in replies):
-            return [answer.with_info(demonstrated=0.0).scored(float("nan"), scored[0].rewards)]
-        rewards = action_rewards(right[0], right[1:-1], right[-1], create_cost, defer_cost)
-        adopted = [*scored[1:-1], scored[0], scored[-1]]
-        actions = [
-            Episode(prompt, task.prompt_id, number, (given(ids, tools.step)._replace(sampled=True),), ended=True)
-            .with_info(demonstrated=0.0)
-            .in_part(0)
-            .scored(reward, answered.rewards)
-            for number, (ids, reward, answered) in enumerate(zip(replies, rewards, adopted, strict=True))
-        ]
-        lesson = demonstration(tools, dataclasses.replace(task, row={**task.row, expert: taught[0]}), expert)
-        lesson = dataclasses.replace(lesson, sample=len(actions)).in_part(1)
-        return [*actions, lesson.scored(rewards[-1], adopted[-1].rewards)]
-
-    columns = (peers, expert, *([] if own is None else [own]))
-    return Rollout(program, "listed_actions", frozenset({NEED}), columns, Demands(variable_size=True))
+    mine = texts_of(task.row.get(own), own) if own is not None else []
+    answer = said(mine[0]) if mine else await tools.sample(task.prompt, number=0)
+    scored = await tools.score([answer, *map(said, others), said(taught[0])])
+    texts = [tools.decode(sampled_ids(answer)), *others, taught[0]]
+    right = [is_right(one) for one in scored]
+    prompt = second_prompt(tools, task, state_text(problem_text(tools, task), texts[0], others))
+    stop = getattr(tools.tokenizer, "eos_token_id", None)
+    replies = [[*tools.encode(text), *([] if stop is None else [stop])] for text in actions_of(len(others))]
+    same = drop_same and len({stated(text) for text in texts}) == 1
+    if same or not all(tools.fits([*prompt, *ids]) for ids in replies):
+        return [answer.with_info(demonstrated=0.0).scored(float("nan"), scored[0].rewards)]
+    rewards = action_rewards(right[0], right[1:-1], right[-1], create_cost, defer_cost)
+    adopted = [*scored[1:-1], scored[0], scored[-1]]
+    actions = [
+        Episode(prompt, task.prompt_id, number, (given(ids, tools.step)._replace(sampled=True),), ended=True)
+        .with_info(demonstrated=0.0)
+        .in_part(0)
+        .scored(reward, answered.rewards)
+        for number, (ids, reward, answered) in enumerate(zip(replies, rewards, adopted, strict=True))
+    ]
+    lesson = demonstration(tools, dataclasses.replace(task, row={**task.row, expert: taught[0]}), expert)
+    lesson = dataclasses.replace(lesson, sample=len(actions)).in_part(1)
+    return [*actions, lesson.scored(rewards[-1], adopted[-1].rewards)]
 
 
 @stateless_part({NEED, "old_logp"})
@@ -214,7 +205,7 @@ def by_share(name: str) -> Average:
 def expert_loss(average: Average) -> Objective:
     """-sum_t log pi of each row, by its share in an average of rows. Metric "expert/loss"."""
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
         tokens = jnp.sum(batch.loss_weights, axis=1, keepdims=True)  # the average's mean over tokens to a sum
         value = -average(tokens * jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch)
         return value, {"expert/loss": value}
@@ -229,23 +220,23 @@ def choice_entropy() -> Objective:
     Metrics: "choice/entropy", and "choice/reward", sum_k softmax_k(z) R_k.
     """
 
-    def logp_of_choices(z: jax.Array, batch: Trajectories) -> jax.Array:
+    def logp_of_choices(z: Array, batch: Trajectories) -> Array:
         among = batch.need("choice_share") > 0
         return jnp.where(among, z - bucket_log_sum_exp(batch.group, z, among), -jnp.inf)
 
-    def states(batch: Trajectories) -> jax.Array:
+    def states(batch: Trajectories) -> Array:
         """f32[N]: 1 / S on the rows of the S states, 0 elsewhere."""
         share = batch.need("choice_share")
         (K,) = bucket_sums(batch.group, (share > 0).astype(jnp.float32))
         return share * K
 
-    def shares(z: jax.Array, batch: Trajectories) -> jax.Array:
+    def shares(z: Array, batch: Trajectories) -> Array:
         l = logp_of_choices(z, batch)
         among = l > -jnp.inf
         l = jnp.where(among, l, 0.0)
         return jnp.where(among, -jnp.exp(l) * l, 0.0) * states(batch)
 
-    def report(z: jax.Array, batch: Trajectories) -> Metrics:
+    def report(z: Array, batch: Trajectories) -> Metrics:
         expected = jnp.exp(logp_of_choices(z, batch)) * jnp.nan_to_num(batch.scores)
         return {"choice/reward": expected * states(batch)}
 

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
@@ -24,7 +21,7 @@ def unsuccessful_guidance(b: Trajectories, threshold: float) -> Array:
 
 @step_part
 def with_fading_bonus(
-    step: jax.Array, b: Trajectories, threshold: float, bonus: float, total_steps: int | None
+    step: Array, b: Trajectories, threshold: float, bonus: float, total_steps: int | None
 ) -> Trajectories:
     """A function `(step, batch) -> batch`: the bonus of `icpo_in_context` on the scores of guided rows."""
     left = jnp.maximum(1 - step / (400 if total_steps is None else total_steps), 0.0)
@@ -61,20 +58,13 @@ def icpo_in_context(
     plus kl_coefficient times k3. The paper writes r > threshold, but with rewards of 0 and 1 and its threshold of 1
     this must mean r >= threshold.
     """
-
     filters = [leave_out(unsuccessful_guidance(threshold))] if reject else []
+    fading = counted(with_fading_bonus(threshold, bonus, total_steps), {"guided"})
     surrogate = guided(clip(clip_low, clip_high, dual_clip), shape)
     objective = policy_gradient(token_ratio(), surrogate, token_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3")
-    return Algorithm(
-        chain(
-            *filters,
-            counted(with_fading_bonus(threshold, bonus, total_steps), {"guided"}),
-            group_relative(epsilon=epsilon),
-        ),
-        objective,
-        rollout=in_context(column, guided_samples, reaches(threshold) if reject else None),
-    )
+    rollout = in_context(column, guided_samples, reaches(threshold) if reject else None)
+    return Algorithm(chain(*filters, fading, group_relative(epsilon=epsilon)), objective, rollout=rollout)
 
 
 @part

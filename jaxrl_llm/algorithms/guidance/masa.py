@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, AboveOne, NonNegative, Scale, ZeroOrOne
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 
 
@@ -46,6 +44,6 @@ def masa(
     A step has more rows than prompts_per_step x group_size: those of the predictions. The paper's faster variant, which
     clones expert predictions, skips problems by their predicted rate and stops long solutions, is not included.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
+    objective = clipped_policy(clip_low, clip_high, dual=dual_clip)
     credit = group_relative(scale, ddof=ddof, epsilon=epsilon)
     return Algorithm(credit, objective, rollout=with_predictions(predictions, levels, base, inclusive))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -10,8 +8,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.curriculum import stages
-from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum import scores
+from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.rollouts.guidance.hints import from_column, own_hint
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 
@@ -60,7 +58,7 @@ def nurl(
     )  # fmt: skip
     hints = own_hint(column or "answer") if source == "own" else from_column(column or "hint")
     program = retried(hints, succeeds(success, accuracy), 1, hints_from)
-    solved = stages.drop_solved(measure=all_succeed(success, accuracy), start=hints_from)
+    solved = scores.drop_solved(measure=all_succeed(success, accuracy), start=hints_from)
     return replace(base, rollout=program, curriculum=in_epochs(solved) if drop_solved else None)
 
 

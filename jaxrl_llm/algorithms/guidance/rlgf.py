@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -10,18 +8,10 @@ from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advan
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative, Positive
-from jaxrl_llm.core.parts import (
-    Metrics,
-    Objective,
-    PolicyOutputs,
-    Trajectories,
-    Transform,
-    chain,
-    part,
-    stateless_part,
-)
-from jaxrl_llm.core.reference import ReferenceRule, model_names
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio, value_loss
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part, stateless_part
+from jaxrl_llm.core.reference import another
+from jaxrl_llm.objectives import value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.guidance.prefixes import REFERENCE, two_policies
 from jaxrl_llm.utils.errors import InputError, is_off, shown
 
@@ -85,11 +75,12 @@ def rlgf(
         whiten_advantages(),
         split_at_switch(),
     )
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    objective = clipped_policy(clip_low, clip_high)
     values = value_loss(value_clip)
     objective += value_coefficient * (value_loss_of_own_head(values) if two else values)
     rollout = two_policies(begins, column, guide, share, learner_steps, guide_often, seed)
-    return Algorithm(transform, objective, rollout=rollout, reference=None if guide_model is None else of(guide_model))
+    reference = None if guide_model is None else another(guide_model)
+    return Algorithm(transform, objective, rollout=rollout, reference=reference)
 
 
 HEADS = 2  # the learner's value, and the guide's
@@ -127,12 +118,6 @@ def value_loss_of_own_head(inner: Objective) -> Objective:
         return inner.function(outputs, batch.replace(values=own_head(batch.need("values"), batch)))
 
     return replace(inner, function=objective, needs=inner.needs - needed_values() | needed_values(HEADS))
-
-
-@part
-def of(model: str) -> ReferenceRule:
-    """Another model as the reference, with weights of the same shapes; the initial policy is no part of it."""
-    return ReferenceRule(lambda initial, others: others[0], models=model_names([model]))
 
 
 @stateless_part()

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
-from jaxrl_llm.rollouts.recycled import recycled
+from jaxrl_llm.rollouts.auxiliary_prompts import recycled
 
 
 @method(

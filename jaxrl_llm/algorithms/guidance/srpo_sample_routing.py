@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -10,15 +8,16 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Positive, check_number
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, stateless_part
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, part, stateless_part, surrogate_part
 from jaxrl_llm.core.reference import exponential_average
+from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.averages import averaged
 from jaxrl_llm.objectives.distillation.divergences import on_support
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, succeeds
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, scored_samples
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools, program_part, scored_samples
 
 
 @method(paper="arXiv 2604.02288", test="test_self_distilled.py::test_srpo_is_its_loop")
@@ -87,16 +86,14 @@ def route_failures(b: Trajectories, success: float = 0.5, strength: NonNegative 
     return b.with_info(distilled=rows.astype(jnp.float32), distil_weight=weight)
 
 
-@part
-def unless_distilled(sampled: Surrogate) -> Surrogate:
+@surrogate_part
+def unless_distilled(
+    ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories, sampled: Surrogate
+) -> tuple[jax.Array, Metrics]:
     """The surrogate `sampled`, 0 on the rows that `route_failures` chose. Statistics: its own, and "distil/share"."""
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        value, statistics = sampled(ratio, outputs, batch)
-        there = jnp.broadcast_to(batch.need("distilled")[:, None] > 0, value.shape)
-        return jnp.where(there, 0.0, value), {**statistics, "distil/share": there.astype(jnp.float32)}
-
-    return surrogate
+    value, statistics = sampled(ratio, outputs, batch)
+    there = jnp.broadcast_to(batch.need("distilled")[:, None] > 0, value.shape)
+    return jnp.where(there, 0.0, value), {**statistics, "distil/share": there.astype(jnp.float32)}
 
 
 @part
@@ -128,8 +125,10 @@ def self_distillation(top: int = 100, share: float = 0.5, cap: Positive = 2.0) -
 SOLVED = "\n\nA correct solution is:\n\n{}\n\nNow answer the question yourself."
 
 
-@part
-def with_right_siblings(succeeds: Succeeds, column: str | None = None, text: str = SOLVED) -> Rollout:
+@program_part("with_right_siblings", {"teacher_tokens"}, ["{column}"])
+async def with_right_siblings(
+    tools: Tools, task: Task, succeeds: Succeeds, column: str | None = None, text: str = SOLVED
+) -> list[Episode]:
     """A group of samples, of which each failed one has a teacher's prompt: with the text of one that succeeded.
 
     succeeds: a function of a scored episode, see `repair.succeeds`. Each failed sample draws one of those that
@@ -147,11 +146,8 @@ def with_right_siblings(succeeds: Succeeds, column: str | None = None, text: str
             prompt = longer if tools.fits((*longer, *episode.own.token.tolist())) else ()
         return replace(episode, teacher_prompt=prompt).with_info(taught=float(bool(prompt)))
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        found = await scored_samples(tools, task.prompt, range(task.samples))
-        right = [tools.decode(one.own.token.tolist()) for one in found if succeeds(one)]
-        known = right or (texts_of(task.row.get(column), column) if column is not None else [])
-        drawn = tools.random("teacher").integers(0, max(len(known), 1), len(found))
-        return [taught(tools, one, known, int(which)) for one, which in zip(found, drawn, strict=True)]
-
-    return Rollout(program, "with_right_siblings", frozenset({"teacher_tokens"}), () if column is None else (column,))
+    found = await scored_samples(tools, task.prompt, range(task.samples))
+    right = [tools.decode(one.own.token.tolist()) for one in found if succeeds(one)]
+    known = right or (texts_of(task.row.get(column), column) if column is not None else [])
+    drawn = tools.random("teacher").integers(0, max(len(known), 1), len(found))
+    return [taught(tools, one, known, int(which)) for one, which in zip(found, drawn, strict=True)]

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import TOLERANCE
@@ -11,10 +8,10 @@ from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, AboveOne, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.counted_rows import without_rows
-from jaxrl_llm.core.parts import State, Trajectories, Transform, chain, part, stateless_part
-from jaxrl_llm.curriculum.epochs import hard_buffer
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part, stateless_part
+from jaxrl_llm.core.trajectory import without_rows
+from jaxrl_llm.curriculum.compose import hard_buffer
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 
 
@@ -55,36 +52,30 @@ def zppo(
     problem and solution, a call of the teacher, as in the paper) or, with None, by the policy. Groups beyond the bound
     are sampled and left out, because which are kept is known only when all problems are answered.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(
         chain(at_most_parts(second_share, replay_share, threshold, most_stored), informative_relative(epsilon)),
-        objective,
+        clipped_policy(clip_low, clip_high, dual=dual_clip),
         curriculum=hard_buffer(replay_share, threshold, most_stored),
         rollout=with_candidates(column, threshold, teachers, words, rewriter),
     )
 
 
-def over_informative_groups(reward: jax.Array, group: jax.Array, epsilon: float = 1e-6) -> jax.Array:
-    """(r - mean_g - mu)/(sigma + epsilon), f32[N], in groups whose rewards differ, 0 in the others.
-
-    mu (0 but for rounding) and sigma, of the population, are moments of r - mean_g over the rows of these groups. NaN
-    marks a row that is not scored; its result is 0.
-    """
-    _, mean, deviation = bucket_moments(group, reward, 0)
-    informative = ~jnp.isnan(reward) & (deviation > TOLERANCE)
-    centred = jnp.where(informative, reward - mean, 0.0)
-    mu, variance = moments(centred, informative, 0)
-    return jnp.where(informative, (centred - mu) / (jnp.sqrt(variance) + epsilon), 0.0)
-
-
 @stateless_part()
 def informative_relative(batch: Trajectories, epsilon: NonNegative = 1e-6) -> Trajectories:
-    """`over_informative_groups` of the scores, on every action of a row."""
-    advantage = over_informative_groups(batch.scores, batch.group, epsilon)
+    """Advantages (r - mean_g - mu)/(sigma + epsilon) in groups whose rewards differ, 0 in the others.
+
+    mu (0 but for rounding) and sigma, of the population, are moments of r - mean_g over the rows of these groups. Rows
+    without a score have 0.
+    """
+    _, mean, deviation = bucket_moments(batch.group, batch.scores, 0)
+    informative = ~jnp.isnan(batch.scores) & (deviation > TOLERANCE)
+    centred = jnp.where(informative, batch.scores - mean, 0.0)
+    mu, variance = moments(centred, informative, 0)
+    advantage = jnp.where(informative, (centred - mu) / (jnp.sqrt(variance) + epsilon), 0.0)
     return batch.replace(advantages=advantage[:, None] * batch.action_mask)
 
 
-def superfluous_parts(batch: Trajectories, share: float, replayed: jax.Array | float = 0.0) -> jax.Array:
+def superfluous_parts(batch: Trajectories, share: float, replayed: Array | float = 0.0) -> Array:
     """bool[N]: rows of second prompts beyond `share` times the number of new plain groups, rounded down.
 
     replayed: how many of the plain groups are no new problems. Groups (info["part"] above 0) are kept in ascending
@@ -117,15 +108,14 @@ def at_most_parts(
     mean reward, info["solved"], was last below the threshold, at most `most`. The state says which problems are.
     """
 
-    def apply(failed: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
+    def apply(failed: Array, batch: Trajectories) -> tuple[State, Trajectories]:
         info, real = batch.info or {}, jnp.any(batch.action_mask, axis=1)
         if "part" not in info or "solved" not in info:
             return failed, batch
         index = jnp.mod(batch.prompt_id, failed.shape[0])
         asked = real & (info["part"] <= 0)
-        problems = jnp.sum(
-            jnp.zeros(failed.shape, bool).at[jnp.where(asked, index, failed.shape[0])].set(True, mode="drop")
-        )
+        places = jnp.where(asked, index, failed.shape[0])
+        problems = jnp.sum(jnp.zeros(failed.shape, bool).at[places].set(True, mode="drop"))
         stored = jnp.minimum(jnp.sum(failed), most)
         drawn = jnp.minimum(jnp.floor(problems * replay_share / (1 + replay_share) + 0.5), stored)
         out = superfluous_parts(batch, share, drawn)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -11,20 +9,20 @@ from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, 
 from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.judges.comparisons import PairJudge, pair_judge, texts_of
 from jaxrl_llm.rollouts.judges.judged import Judged, Judging, judged
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.selection.rows import ranks_within, row_noise
 
 Verdicts = Callable[[jax.Array, Trajectories], tuple[jax.Array, jax.Array]]  # -> A f32[N], reference bool[N]
 
 
 def by_scores(step: jax.Array, batch: Trajectories) -> tuple[jax.Array, jax.Array]:
     """Advantages against a random member of each group by scores, and which rows are those members."""
-    reference = random_member(batch.group, ~jnp.isnan(batch.scores), row_noise(batch, step))
+    noise, scored = row_noise(batch, step), ~jnp.isnan(batch.scores)
+    reference = scored & (ranks_within(batch.group, noise, noise, scored) == 0)
     return against_reference(batch.scores, batch.group, reference), reference
 
 
@@ -74,7 +72,7 @@ def brpo(
     so, `votes` in each of the two orders; one tie or loss is a loss, and one that is missing leaves the response
     without a score. None compares the run's rewards; a tie is not a win.
     """
-    loss = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    loss = clipped_policy(clip_low, clip_high)
     if judge is None:
         return Algorithm(counted(against_random_member(outlier, count_reference)), loss)
     compared = judged(against_member(pair_judge(judge, samples=votes)))
@@ -114,11 +112,6 @@ def unanimous(votes: Sequence[float | None], wanted: int) -> float:
     if any(vote < 1 for vote in known):
         return -1.0
     return 1.0 if len(known) == wanted else math.nan
-
-
-def random_member(group: jax.Array, valid: jax.Array, noise: jax.Array) -> jax.Array:
-    """bool[N]: one valid row of each group, the one with the largest noise."""
-    return valid & (ranks_within(group, noise, noise, valid) == 0)
 
 
 def against_reference(score: jax.Array, group: jax.Array, reference: jax.Array) -> jax.Array:

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import NonNegativeNumber, PositiveNumber
+from jaxrl_llm.core.annotations import NonNegative, NonNegativeNumber, Positive, PositiveNumber, check_number
 from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED, RUN
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, chain, part, weighted
@@ -22,9 +21,8 @@ from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
 from jaxrl_llm.rewards.specs import JUDGE, component
 from jaxrl_llm.rollouts.guidance.responses import response
 from jaxrl_llm.rollouts.pairs import scored
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, group
+from jaxrl_llm.selection.rows import ranks_within, row_noise
 from jaxrl_llm.utils.errors import InputError, require_choice, shown, unknown
 
 Optimiser = Literal["crpg", "codpo", "crraft"]
@@ -264,15 +262,11 @@ def against_baseline(
         ]
 
     most = max((one.samples or 0) for one in tasks.values())
-    demands = replace(
-        inner.demands, at_once=False, variable_size=inner.demands.variable_size or most > 0,
+    return altered(
+        inner, program, "against a baseline", {"task", "feasible", "baseline_reward"}, filter(None, [column, named]),
+        partial(against_baseline, tasks, column, named),
+        at_once=False, variable_size=inner.demands.variable_size or most > 0,
         max_episodes=lambda samples: inner.rows(max(samples, most)),
-    )  # fmt: skip
-    return replace(
-        inner, program=program, name=f"{inner.name}, against a baseline", demands=demands,
-        wrap=partial(against_baseline, tasks, column, named),
-        provides=inner.provides | {"task", "feasible", "baseline_reward"},
-        columns=(*inner.columns, column, *([] if named is None else [named])),
     )  # fmt: skip
 
 

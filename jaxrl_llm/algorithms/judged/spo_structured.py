@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.annotations import OURS, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.stages import staged
+from jaxrl_llm.curriculum.scores import staged
 from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.rollouts.judges.judged import Criterion, by_criteria, judged
 from jaxrl_llm.rollouts.pairs import best_and_worst_of

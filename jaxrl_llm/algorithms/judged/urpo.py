@@ -1,22 +1,19 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt
-from jaxrl_llm.core.parts import part
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
 from jaxrl_llm.rollouts.judges.answerers import Answerer, policy
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.judges.judged import text_in
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, samples, scored_samples
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools, program_part, samples, scored_samples
 from jaxrl_llm.utils.errors import InputError, shown
 
 LOW, HIGH = 1.0, 10.0  # of a referee's scores
@@ -57,42 +54,17 @@ def urpo(
     return replace(grpo(clip_low, clip_high, kl_coefficient), rollout=player_and_referee(calls, open_from))
 
 
-@part
-def player_and_referee(calls: Count = 4, open_from: NonNegativeInt = 0, by: Answerer | None = None) -> Rollout:
+@program_part("player and referee")
+async def player_and_referee(
+    tools: Tools, task: Task, calls: Count = 4, open_from: NonNegativeInt = 0, by: Answerer | None = None
+) -> list[Episode]:
     """A group of each row: scored samples, scored rankings of the row's responses, or samples that a referee scores.
 
     See `urpo`. by: the referee, default the policy. Metrics, of the first sample's group: "judge/agreement", the mean
     reward of a group of rankings, and of open rows "judge/asked"; of both "judge/unparsed".
     """
-    referee = policy() if by is None else by
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        if (listed := responses_of(task)) is not None:
-            return await ranked(tools, task, *listed)
-        if task.row.get("answer") not in (None, ""):
-            return await scored_samples(tools, task.prompt, range(task.samples))
-        return await refereed(tools, task)
-
-    async def refereed(tools: Tools, task: Task) -> list[Episode]:
-        found = await samples(tools, task.prompt, range(task.samples))
-        if tools.first_step < open_from:
-            return [one.scored(math.nan) for one in found]
-        texts, problem, random = texts_of(tools, found), problem_text(tools, task), tools.random("referee")
-        orders = [random.permutation(len(texts)) for _ in range(calls)]
-        said = await referee.answers(
-            tools, task, [question(problem, [texts[place] for place in order]) for order in orders], 1, 0
-        )
-        known = [
-            values_in_place(scores, order)
-            for order, answers in zip(orders, said, strict=True)
-            for scores in (scores_in(text, len(texts)) for text in answers)
-            if scores is not None
-        ]
-        rewards = np.mean(known, axis=0) if known else np.full(len(texts), np.nan)
-        notes = counts(calls, calls - len(known))
-        return [one.scored(reward).with_info(**notes) for one, reward in zip(found, rewards, strict=True)]
-
-    async def ranked(tools: Tools, task: Task, texts: Sequence[str], labels: Sequence[float]) -> list[Episode]:
+    async def ranked(texts: Sequence[str], labels: Sequence[float]) -> list[Episode]:
         order = tools.random("ranking").permutation(len(texts))
         prompt = second_prompt(tools, task, question(problem_text(tools, task), [texts[place] for place in order]))
         if not tools.fits(prompt):
@@ -107,7 +79,28 @@ def player_and_referee(calls: Count = 4, open_from: NonNegativeInt = 0, by: Answ
         }
         return [one.scored(reward).with_info(**notes) for one, reward in zip(found, rewards, strict=True)]
 
-    return Rollout(program, "player and referee")
+    if (listed := responses_of(task)) is not None:
+        return await ranked(*listed)
+    if task.row.get("answer") not in (None, ""):
+        return await scored_samples(tools, task.prompt, range(task.samples))
+    found = await samples(tools, task.prompt, range(task.samples))
+    if tools.first_step < open_from:
+        return [one.scored(math.nan) for one in found]
+    texts, problem, random = texts_of(tools, found), problem_text(tools, task), tools.random("referee")
+    orders = [random.permutation(len(texts)) for _ in range(calls)]
+    referee = policy() if by is None else by
+    said = await referee.answers(
+        tools, task, [question(problem, [texts[place] for place in order]) for order in orders], 1, 0
+    )
+    known = [
+        np.asarray(scores)[np.argsort(order)]
+        for order, answers in zip(orders, said, strict=True)
+        for text in answers
+        if (scores := scores_in(text, len(texts))) is not None
+    ]
+    rewards = np.mean(known, axis=0) if known else np.full(len(texts), np.nan)
+    notes = counts(calls, calls - len(known))
+    return [one.scored(reward).with_info(**notes) for one, reward in zip(found, rewards, strict=True)]
 
 
 def question(problem: str, texts: Sequence[str]) -> str:
@@ -143,17 +136,6 @@ def scores_in(text: str, count: int) -> list[float] | None:
     except ValueError:
         return None
     return scores if len(scores) == count and all(LOW <= score <= HIGH for score in scores) else None
-
-
-def values_in_place(values: Sequence[float], order: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Values of an order of things, f64[n], in the places that these have.
-
-    >>> values_in_place([5.0, 6.0, 7.0], [2, 0, 1]).tolist()
-    [6.0, 7.0, 5.0]
-    """
-    found = np.empty(len(values))
-    found[np.asarray(order)] = values
-    return found
 
 
 def rank_agreement(scores: Sequence[float], labels: Sequence[float]) -> float:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax
@@ -8,15 +6,18 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, NonNegative, NonNegativeNumber, Number
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.parts import Objective, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Objective, Trajectories, chain, part
 from jaxrl_llm.objectives.preference.pairs import coupled, log_ratio_sum, scored_rows, sequence_log_ratios
+from jaxrl_llm.utils.errors import is_off
+
+Clipping = Literal["separate", "joint", "none"]
 
 
 @method(paper="arXiv 2310.00212", test="test_reward_composed.py::test_p3o_is_the_loop_over_pairs")
 def p3o_pairwise(
     kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
     clip_range: Annotated[float, OURS] = 0.2,
-    clip: Annotated[Literal["separate", "joint", "none"], OURS] = "separate",
+    clip: Annotated[Clipping, OURS] = "separate",
 ) -> Algorithm:
     """Pairwise Proximal Policy Optimization (P3O).
 
@@ -36,12 +37,8 @@ def p3o_pairwise(
 
 
 def pair_shares(
-    log_ratio: jax.Array,
-    reward: jax.Array,
-    group: jax.Array,
-    clip_range: Number = 0.2,
-    clip: Literal["separate", "joint", "none"] = "separate",
-) -> jax.Array:
+    log_ratio: Array, reward: Array, group: Array, clip_range: Number = 0.2, clip: Clipping = "separate"
+) -> Array:
     """Each row's share f32[N] of the mean over pairs of a prompt of a loss on the difference D of their rewards.
 
     log_ratio f32[N]: l = log pi(y)/q(y), w = exp(l), sg: without gradient. reward f32[N]: NaN to leave a row out.
@@ -70,15 +67,13 @@ def pair_shares(
 
 @part
 def pairwise_policy(
-    clip_range: NonNegativeNumber = 0.2,
-    clip: Literal["separate", "joint", "none"] = "separate",
-    kl_coefficient: NonNegativeNumber = 0.0,
+    clip_range: NonNegativeNumber = 0.2, clip: Clipping = "separate", kl_coefficient: NonNegativeNumber = 0.0
 ) -> Objective:
     """`pair_shares` of all pairs of a prompt's samples, with the rewards r - kl_coefficient log q(y)/p(y).
 
     q: the behaviour policy, p: the reference (not computed where kl_coefficient is 0), whole sequences.
     """
-    penalised = not (isinstance(kl_coefficient, int | float) and kl_coefficient == 0)
+    penalised = not is_off(kl_coefficient)
 
     def shares(l: jax.Array, batch: Trajectories) -> jax.Array:
         reward = jnp.where(scored_rows(batch), batch.scores, jnp.nan)

@@ -1,28 +1,17 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.log_ratios import log_ratio_sums, source
-from jaxrl_llm.core.parts import (
-    Array,
-    Objective,
-    PolicyOutputs,
-    Trajectories,
-    part,
-    stateless_part,
-)
-from jaxrl_llm.objectives import token_mean
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, part, stateless_part
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.objectives.values import COPY, needed_output
 
 
 @method(
@@ -33,7 +22,7 @@ from jaxrl_llm.utils.errors import InputError
             "the policy's dependence through the Hessian by its own parameters; here it is that of a policy which can "
             "be any distribution",
             "products with the inverse Hessian of the policy",
-        ),
+        )
     },
 )
 def parl(
@@ -74,7 +63,7 @@ def parl(
     dtheta*/dnu has the inverse of their Hessian; steps of `temperature` from the current policy, over all
     distributions, are ours.
     """
-    policy = regularised(clipped_policy(clip_low, clip_high), token_mean(), kl_coefficient=kl_coefficient)
+    policy = clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient)
     return Algorithm(implicit_advantages(beta), policy + reward_coefficient * responsive_preference(beta, temperature))
 
 
@@ -112,12 +101,8 @@ def responsive_preference(beta: Positive = 0.1, temperature: Positive = 1.0) -> 
     """`responsive_shares` of the reward model, which alone has a gradient. Metric: "reward_model"."""
 
     def rewards(outputs: PolicyOutputs, batch: Trajectories) -> Array:
-        if "implicit_logp" not in (outputs.extras or {}):
-            raise InputError(
-                "the loss of an implicit reward model needs outputs.extras['implicit_logp']: give the policy "
-                "Critic('likelihood') (models.critic)"
-            )
-        return beta * log_ratio_sums((outputs.extras or {})["implicit_logp"], source(batch, "reference"), batch)
+        logp = needed_output(outputs, "implicit_logp", "the loss of an implicit reward model", COPY)
+        return beta * log_ratio_sums(logp, source(batch, "reference"), batch)
 
     def shares(r: Array, batch: Trajectories) -> Array:
         return responsive_shares(r, batch.scores, batch.group, temperature)

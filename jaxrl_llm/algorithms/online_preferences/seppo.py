@@ -1,34 +1,26 @@
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import OURS, RECALLED, Count, Positive, Range
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless_part
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, objective_part, part, stateless_part
 from jaxrl_llm.core.population import League
 from jaxrl_llm.core.reference import ReferenceRule, Snapshots
 from jaxrl_llm.objectives import best_and_worst, loss_named, pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.guidance.responses import response
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
+from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part
 
 
 @method(
     paper="arXiv 2410.05255", test="test_seppo.py::test_it_is_the_loop",
     beside={"images": ("diffusion models of images and videos", "diffusion models of images; responses are texts")},
 )  # fmt: skip
-@run_settings(
-    *given_responses(2),
-    RunSetting(
-        "eval_size", lambda given: 0, lambda config, given: not config.eval_size, "no samples of held-out prompts"
-    ),
-)
+@run_settings(*given_responses(2), exactly("eval_size", 0, "no samples of held-out prompts"))
 def seppo(
     beta: Annotated[Positive, OURS] = 0.1,
     size: Annotated[int, Range(least=2), OURS] = 4,
@@ -74,33 +66,28 @@ def random_snapshot(size: Annotated[int, Range(least=2)] = 4, every: Count = 20)
     """
     league = League(size, every)
 
-    def init(initial: Any, others: Sequence[Any]) -> Snapshots:
-        return Snapshots((initial,) * size, jnp.int32(0))
-
     def update(reference: Snapshots, params: Any, updates: jax.Array) -> Snapshots:
         taken = jnp.minimum(updates // every, size - 1)
         place = jax.random.randint(jax.random.fold_in(jax.random.key(0), updates), (), 0, taken + 1)
         return Snapshots(league.update(reference.policies, params, updates), place)
 
-    return ReferenceRule(init, update)
+    return ReferenceRule(lambda initial, others: Snapshots((initial,) * size, jnp.int32(0)), update)
 
 
-@part
-def given_and_sampled(column: str | None = None) -> Rollout:
+@program_part(
+    "given_and_sampled", columns=["{column}"],
+    demands=Demands(variable_size=True, max_episodes=lambda G: 2, reference=True),
+)  # fmt: skip
+async def given_and_sampled(tools: Tools, task: Task, column: str | None = None) -> list[Episode]:
     """The response in a column of each row, and one to the same prompt that the reference samples: rewards 1 and 0.
 
     column: as `written_completions` has it. Both have the reward NaN where they are the same.
     """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        usual = "answer" if task.row.get("completion") is None else "completion"
-        own = response(tools, task, usual if column is None else column)
-        other = await tools.sample(task.prompt, number=1, reference=True)
-        rewards = (float("nan"),) * 2 if own.tokens == other.tokens else (1.0, 0.0)
-        return [one.scored(x, {GIVEN: x}) for one, x in zip((own, other), rewards, strict=True)]
-
-    demands = Demands(variable_size=True, max_episodes=lambda G: 2, reference=True)
-    return Rollout(program, "given_and_sampled", columns=() if column is None else (column,), demands=demands)
+    usual = "answer" if task.row.get("completion") is None else "completion"
+    own = response(tools, task, usual if column is None else column)
+    other = await tools.sample(task.prompt, number=1, reference=True)
+    rewards = (float("nan"),) * 2 if own.tokens == other.tokens else (1.0, 0.0)
+    return [one.scored(x, {GIVEN: x}) for one, x in zip((own, other), rewards, strict=True)]
 
 
 @stateless_part(NEEDS)
@@ -119,11 +106,7 @@ def signed_log_ratios(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
     return batch.need("sign") * log_ratio_sums(outputs.logp, source(batch, "reference"), batch)
 
 
-@part
-def told_better() -> Objective:
+@objective_part()
+def told_better(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
     """No loss; metric "sampled/better"."""
-
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        return jnp.float32(0), {"sampled/better": jnp.sum(batch.need("better"))}
-
-    return Objective(objective)
+    return jnp.float32(0), {"sampled/better": jnp.sum(batch.need("better"))}

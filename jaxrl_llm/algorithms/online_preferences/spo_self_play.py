@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -7,8 +5,7 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, NonNegative
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.objectives.preference.pairs import higher_of, win_rates
 from jaxrl_llm.rollouts.pairs import higher, with_win_rates
 
@@ -33,9 +30,7 @@ def spo_self_play(
     1/2 and 0 for higher, equal and lower rewards of the run. Any policy gradient follows; here PPO's clip (clip_low,
     clip_high) with token means, and kl_coefficient times k3 to the reference.
     """
-    mean = token_mean()
-    clipped = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
-    objective = regularised(clipped, mean, kl_coefficient=kl_coefficient)
+    objective = clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient)
     return Algorithm(chain(beyond_half()), objective, rollout=with_win_rates(oracle=higher))
 
 

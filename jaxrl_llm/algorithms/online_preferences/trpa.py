@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
@@ -29,6 +27,4 @@ def trpa(
     Without any pair the first term is the mean over samples of -log sigmoid(h_i) where r_i >= best and
     -log sigmoid(-h_i) elsewhere. Pairs are formed among the rows of a gradient step.
     """
-    objective = preference(beta, best, anisotropy)
-    objective += trust * kl("behaviour", "k3")
-    return Algorithm(chain(), objective)
+    return Algorithm(chain(), preference(beta, best, anisotropy) + trust * kl("behaviour", "k3"))

@@ -1,19 +1,16 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.annotations import CODE, RUN, NonNegative, Positive
-from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, part
+from jaxrl_llm.core.parts import Array, Objective, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
 from jaxrl_llm.objectives.preference.pairs import coupled, higher_of, opponents, total_logp, win_rates
 from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
-from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import row_noise
 
 LOSSES: dict[str, PairLoss] = {"sigmoid": sigmoid, "ipo": of_sums(ipo)}
 
@@ -64,7 +61,7 @@ def opponent_likelihood() -> Objective:
     """The mean over pairs of the log-probability of the opponent's response. Metric: "opponent_logp"."""
     choose = own_and_opponent()
 
-    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+    def shares(s: Array, batch: Trajectories) -> Array:
         pairs = choose(batch)
         theirs = jnp.where(opponents(batch)[pairs.chosen] > 0, pairs.chosen, pairs.rejected)
         times = jnp.zeros_like(s).at[theirs].add(pairs.valid.astype(s.dtype))

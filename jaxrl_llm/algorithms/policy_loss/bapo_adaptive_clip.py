@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax
@@ -8,11 +6,13 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import PAPER, AboveOne, Fraction, Number, Positive
-from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, control, part
-from jaxrl_llm.core.transform import Refresh
+from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, control, step_part, surrogate_part
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.utils.errors import require_choice
+
+Order = Literal["high_first", "low_first"]
+Criterion = Literal["share", "ratio"]
+Statistic = Literal["value", "gradient"]
+Rise = tuple[Number, Number, Number]  # start, end and step of a bound
 
 
 @method(paper="arXiv 2510.18927", test="test_trust_region.py::test_bapo_by_loop")
@@ -30,9 +30,9 @@ def bapo_adaptive_clip(
     high_start: Annotated[float, PAPER] = 1.2,
     high_end: Annotated[float, PAPER] = 3.0,
     high_step: Annotated[Positive, PAPER] = 0.05,
-    order: Annotated[Literal["high_first", "low_first"], PAPER] = "high_first",
-    criterion: Annotated[Literal["ratio", "share"], PAPER] = "share",
-    statistic: Annotated[Literal["gradient", "value"], PAPER] = "value",
+    order: Annotated[Order, PAPER] = "high_first",
+    criterion: Annotated[Criterion, PAPER] = "share",
+    statistic: Annotated[Statistic, PAPER] = "value",
     weighted: Annotated[bool, PAPER] = True,
     dual_clip: Annotated[AboveOne | None, PAPER] = None,
 ) -> Algorithm:
@@ -59,29 +59,18 @@ def bapo_adaptive_clip(
     return Algorithm(group_relative(), policy_gradient(rho, controlled_clip(dual_clip), token_mean(), refresh=search))
 
 
-STATISTICS, ORDERS, CRITERIA = ("value", "gradient"), ("high_first", "low_first"), ("share", "ratio")
-
-
 ROUNDING = 1e-5  # tolerance when bounds are compared in float32
-
-
 MAX_STEPS = 10_000  # ends the search if a step size, which may be traced, is 0
 
 
 def contributions(
-    ratio: jax.Array,
-    advantages: jax.Array,
-    weights: jax.Array,
-    low: Number,
-    high: Number,
-    statistic: Literal["value", "gradient"] = "value",
-) -> tuple[jax.Array, jax.Array]:
+    ratio: Array, advantages: Array, weights: Array, low: Number, high: Number, statistic: Statistic = "value"
+) -> tuple[Array, Array]:
     """Contributions of the tokens with A >= 0 and with A < 0, f32[] each >= 0, for ratio bounds [low, high].
 
     "value": sums of w |A| min(rho, high) and of w |A| max(rho, low), the absolute surrogate. "gradient": sums of
     w |A| rho over the tokens that are not clipped.
     """
-    require_choice("statistic", statistic, STATISTICS)
     good = advantages >= 0
     if statistic == "value":
         size = jnp.where(good, jnp.minimum(ratio, high), jnp.maximum(ratio, low))
@@ -92,16 +81,16 @@ def contributions(
 
 
 def search_bounds(
-    ratio: jax.Array,
-    advantages: jax.Array,
-    weights: jax.Array,
+    ratio: Array,
+    advantages: Array,
+    weights: Array,
     target: Number,
-    low: tuple[Number, Number, Number],
-    high: tuple[Number, Number, Number],
-    order: Literal["high_first", "low_first"] = "high_first",
-    criterion: Literal["share", "ratio"] = "share",
-    statistic: Literal["value", "gradient"] = "value",
-) -> tuple[jax.Array, jax.Array]:
+    low: Rise,
+    high: Rise,
+    order: Order = "high_first",
+    criterion: Criterion = "share",
+    statistic: Statistic = "value",
+) -> tuple[Array, Array]:
     """The first bounds, f32[] each, for which the tokens with A >= 0 reach the target; the last bounds if none do.
 
     low, high: (start, end, step) of each bound. order "high_first" raises the upper bound to its end, then the lower
@@ -109,8 +98,6 @@ def search_bounds(
     then the upper one (the code). criterion, with P and N the `contributions` of A >= 0 and of A < 0:
     P / (P + N) >= target ("share") or P / N >= target ("ratio").
     """
-    require_choice("order", order, ORDERS)
-    require_choice("criterion", criterion, CRITERIA)
     (low_start, low_end, low_step), (high_start, high_end, high_step) = low, high
 
     Steps = tuple[jax.Array, jax.Array]  # number of steps taken; adding up step sizes in float32 would drift
@@ -140,41 +127,37 @@ def search_bounds(
     return bounds(jax.lax.while_loop(unfinished, relax, (jnp.float32(0), jnp.float32(0))))
 
 
-@part
+@step_part
 def find_bounds(
+    outputs: PolicyOutputs,
+    batch: Trajectories,
     rho: Ratio,
     target: Number,
-    low: tuple[Number, Number, Number],
-    high: tuple[Number, Number, Number],
-    order: Literal["high_first", "low_first"] = "high_first",
-    criterion: Literal["share", "ratio"] = "share",
-    statistic: Literal["value", "gradient"] = "value",
+    low: Rise,
+    high: Rise,
+    order: Order = "high_first",
+    criterion: Criterion = "share",
+    statistic: Statistic = "value",
     weighted: bool = True,
-) -> Refresh:
+) -> Trajectories:
     """`search_bounds` over the whole batch; writes the controls "clip_low" and "clip_high" (bounds of the ratio).
 
     weighted: weight each token by its probability under the behaviour policy.
     """
-
-    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        weights = batch.loss_weights
-        A = jnp.where(weights != 0, batch.need("advantages"), 0.0)
-        if weighted:
-            weights = weights * jnp.exp(jnp.where(weights != 0, batch.behaviour_logp, 0.0))
-        a, b = search_bounds(rho(outputs, batch), A, weights, target, low, high, order, criterion, statistic)
-        return batch.with_controls(clip_low=a, clip_high=b)
-
-    return refresh
+    weights = batch.loss_weights
+    A = jnp.where(weights != 0, batch.need("advantages"), 0.0)
+    if weighted:
+        weights = weights * jnp.exp(jnp.where(weights != 0, batch.behaviour_logp, 0.0))
+    a, b = search_bounds(rho(outputs, batch), A, weights, target, low, high, order, criterion, statistic)
+    return batch.with_controls(clip_low=a, clip_high=b)
 
 
-@part
-def controlled_clip(dual: AboveOne | None = None) -> Surrogate:
+@surrogate_part
+def controlled_clip(
+    ratio: Array, outputs: PolicyOutputs, batch: Trajectories, dual: AboveOne | None = None
+) -> tuple[Array, Metrics]:
     """`clip` with the controls "clip_low" and "clip_high" as ratio bounds."""
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        low, high = control(batch, "clip_low"), control(batch, "clip_high")
-        value, metrics = clip(1 - low, high - 1, dual)(ratio, outputs, batch)  # type: ignore[arg-type]
-        bounds = {"clip/low_bound": jnp.full_like(ratio, low), "clip/high_bound": jnp.full_like(ratio, high)}
-        return value, {**metrics, **bounds}
-
-    return surrogate
+    low, high = control(batch, "clip_low"), control(batch, "clip_high")
+    value, metrics = clip(1 - low, high - 1, dual)(ratio, outputs, batch)  # type: ignore[arg-type]
+    bounds = {"clip/low_bound": jnp.full_like(ratio, low), "clip/high_bound": jnp.full_like(ratio, high)}
+    return value, {**metrics, **bounds}

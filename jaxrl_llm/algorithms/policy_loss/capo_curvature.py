@@ -7,29 +7,24 @@ m_H, at a KL divergence m_F between the policies:
     m_H = lr <g, G> + lr^2/2 A ((v.u)^2 - u^T (diag(pi) - pi pi^T) u),  m_F = lr^2/2 (v.u)^2.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.annotations import CODE, PAPER, RUN, NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Positive
-from jaxrl_llm.core.objective import Objective
-from jaxrl_llm.core.parts import stateless_part
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.parts import Array, Objective, part, stateless_part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of
-from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
-from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
+from jaxrl_llm.core.transform import Metrics, chain
+from jaxrl_llm.objectives import constant
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.utils.errors import is_off
 
 
-def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
+def kept_mean(values: Array, batch: Trajectories) -> Array:
     """Mean over all sequences of the mean over their kept tokens; 0 for a sequence without one."""
     return jnp.sum(row_means(values, batch)) / totals_of(batch)["rows"]
 
@@ -75,7 +70,7 @@ def capo_curvature(
     """
     rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length
     mean = kept_mean if average == "sequence" else constant(longest)
-    objective, credit = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean), group_relative(scale)
+    objective, credit = clipped_policy(clip_low, clip_high, mean), group_relative(scale)
     limits = rate, change_limit, kl_limit, symmetric
     if model == "gradient":
         return Algorithm(chain(credit, keep_small_steps(*limits)), objective)
@@ -101,7 +96,7 @@ def with_small_adam_steps(
 ) -> Objective:
     """The objective on tokens whose step of Adam alone reaches no limit, as in `keep_small_steps`; metric "kept"."""
 
-    def masked(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def masked(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
         mask = batch.loss_weights != 0
         slope, spread = jnp.moveaxis((outputs.extras or {})["adam_step"], -1, 0)
         A = jnp.where(mask, batch.need("advantages"), 0.0)
@@ -115,8 +110,8 @@ def with_small_adam_steps(
 
 
 def within_limits(
-    change: jax.Array, kl: jax.Array, change_limit: NonNegativeNumber, kl_limit: NonNegativeNumber, symmetric: bool
-) -> jax.Array:
+    change: Array, kl: Array, change_limit: NonNegativeNumber, kl_limit: NonNegativeNumber, symmetric: bool
+) -> Array:
     """Whether m_H and m_F reach no limit, elementwise; a limit of 0 is off."""
     kept = jnp.ones(change.shape, bool)
     if not is_off(change_limit):
@@ -125,8 +120,8 @@ def within_limits(
 
 
 def gradient_step_effect(
-    p: jax.Array, squares: jax.Array, cubes: jax.Array, h_square: jax.Array, A: jax.Array, learning_rate: Number
-) -> tuple[jax.Array, jax.Array]:
+    p: Array, squares: Array, cubes: Array, h_square: Array, A: Array, learning_rate: Number
+) -> tuple[Array, Array]:
     """m_H and m_F of a plain gradient step, G = g, in closed form; elementwise.
 
     p = pi(a), squares = sum pi^2, cubes = sum pi^3, h_square = |h|^2. As u = A |h|^2 v:
@@ -140,22 +135,24 @@ def gradient_step_effect(
     return learning_rate * slope + 0.5 * learning_rate**2 * curvature, kl
 
 
-@part
+INPUTS = ("squared_probability", "cubed_probability", "hidden_square")
+
+
+@stateless_part({"old_logp", *INPUTS})
 def keep_small_steps(
-    learning_rate: PositiveNumber, change_limit: NonNegativeNumber, kl_limit: NonNegativeNumber, symmetric: bool = True
-) -> Transform:
+    batch: Trajectories,
+    learning_rate: PositiveNumber,
+    change_limit: NonNegativeNumber,
+    kl_limit: NonNegativeNumber,
+    symmetric: bool = True,
+) -> Trajectories:
     """Drop (weight 0) tokens whose `gradient_step_effect` reaches a limit; a limit of 0 is off.
 
     symmetric: keep |m_H| < change_limit, else 0 <= m_H < change_limit.
     """
-    inputs = ("squared_probability", "cubed_probability", "hidden_square")
-
-    def drop(batch: Trajectories) -> Trajectories:
-        mask = batch.loss_weights != 0
-        squares, cubes, h_square = (jnp.where(mask, batch.need(name), 0.0) for name in inputs)
-        p, A = jnp.exp(jnp.where(mask, batch.need("old_logp"), 0.0)), batch.need("advantages")
-        change, kl = gradient_step_effect(p, squares, cubes, h_square, A, learning_rate)
-        kept = mask & within_limits(change, kl, change_limit, kl_limit, symmetric)
-        return batch.replace(weights=jnp.where(kept, batch.loss_weights, 0.0))
-
-    return stateless(drop, needs={"old_logp", *inputs})
+    mask = batch.loss_weights != 0
+    squares, cubes, h_square = (jnp.where(mask, batch.need(name), 0.0) for name in INPUTS)
+    p, A = jnp.exp(jnp.where(mask, batch.need("old_logp"), 0.0)), batch.need("advantages")
+    change, kl = gradient_step_effect(p, squares, cubes, h_square, A, learning_rate)
+    kept = mask & within_limits(change, kl, change_limit, kl_limit, symmetric)
+    return batch.replace(weights=jnp.where(kept, batch.loss_weights, 0.0))

@@ -1,14 +1,9 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, RUN, Count
-from jaxrl_llm.objectives.averages import constant
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
+from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.weights import capped, product, within_divergence
 
 

@@ -1,19 +1,15 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.group import above_baseline
+from jaxrl_llm.advantages.group import above_baseline, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
 from jaxrl_llm.core.annotations import CODE, FractionNumber, NonNegative, NonNegativeNumber, Number, Positive, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.log_ratios import absolute
-from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, chain, part, stateless_part
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, chain, stateless_part, surrogate_part
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.surrogates import Surrogate
 
 
 @method(paper="arXiv 2604.18578", test="test_trust_region.py::test_gbpo_by_loop")
@@ -37,9 +33,8 @@ def gbpo(
     with target 1, whose gradient is 0 at the first update of a batch: rho = pi/pi_old. A group of one has A = 0 (the
     code: about r). Intended for several epochs per batch.
     """
-    objective = policy_gradient(token_ratio("old"), toward_ratio("ratio_target"), token_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
-    return Algorithm(transform, objective)
+    return Algorithm(transform, policy_gradient(token_ratio("old"), toward_ratio("ratio_target"), token_mean()))
 
 
 def signed_ratio_distance(ratio: jax.Array, target: jax.Array, advantages: jax.Array) -> jax.Array:
@@ -70,12 +65,10 @@ def aim_at_bounds(
     return batch.with_info(ratio_target=bounded_ratio(z, low, high))
 
 
-@part
-def toward_ratio(name: str = "ratio_target") -> Surrogate:
+@surrogate_part
+def toward_ratio(
+    ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories, name: str = "ratio_target"
+) -> tuple[jax.Array, Metrics]:
     """The negative `signed_ratio_distance` to the targets info[name] f32[N]."""
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        target = jnp.broadcast_to(batch.need(name)[:, None], ratio.shape)
-        return -signed_ratio_distance(ratio, target, batch.need("advantages")), {"ratio/target": target}
-
-    return surrogate
+    target = jnp.broadcast_to(batch.need(name)[:, None], ratio.shape)
+    return -signed_ratio_distance(ratio, target, batch.need("advantages")), {"ratio/target": target}

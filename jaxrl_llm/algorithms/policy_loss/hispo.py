@@ -1,12 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AboveOne, Count, NonNegative, Scale, ZeroOrOne
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import clip, constant, importance_correction, policy_gradient, token_ratio
+from jaxrl_llm.objectives import constant, importance_correction
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(
@@ -38,7 +37,7 @@ def hispo(
     a ratio. max_length: the generation budget, a constant as in the paper's text; None is the longest row, as in its
     formula (there of the group, here of the batch). A as in grpo (scale, ddof, epsilon).
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), constant(max_length))
+    objective = clipped_policy(clip_low, clip_high, constant(max_length), dual=dual_clip)
     masks = (
         importance_correction("geometric", "reject", 1 - sequence_bound, 1 + sequence_bound),
         importance_correction("token", "reject", 1 - token_bound, 1 + token_bound),

@@ -1,18 +1,8 @@
-from __future__ import annotations
-
-from typing import Annotated, Any
+from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, exactly, method, run_settings
 from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative, Scale
-
-
-def _in_blocks(config: Any, given: Given) -> bool:
-    return config.weight_dtype in ("float8_blocks", "int8_blocks")
-
-
-def _wide_states(config: Any, given: Given) -> bool:
-    return "float32" in (config.activations, config.dtype if config.activations == "dtype" else "")
 
 
 @method(
@@ -24,19 +14,17 @@ def _wide_states(config: Any, given: Given) -> bool:
     },
 )  # fmt: skip
 @run_settings(
-    RunSetting("weight_dtype", lambda given: "float8_blocks", _in_blocks, "weights rounded in blocks"),
     RunSetting(
-        "same_rounding", lambda given: True, lambda config, given: config.same_rounding,
-        "the same rounding in sampler and update",
+        "weight_dtype", lambda given: "float8_blocks",
+        lambda config, given: config.weight_dtype in ("float8_blocks", "int8_blocks"), "weights rounded in blocks",
     ),
+    exactly("same_rounding", True, "the same rounding in sampler and update"),
     RunSetting(
-        "activations", lambda given: "float32", _wide_states,
+        "activations", lambda given: "float32",
+        lambda config, given: "float32" in (config.activations, config.dtype if config.activations == "dtype" else ""),
         "float32 states between products: others differ between sampler and update, and are then rounded apart",
     ),
-    RunSetting(
-        "cache_dtype", lambda given: "dtype", lambda config, given: config.cache_dtype == "dtype",
-        "keys and values that are not rounded in the sampler alone",
-    ),
+    exactly("cache_dtype", "dtype", "keys and values that are not rounded in the sampler alone"),
 )  # fmt: skip
 def jet_rl(
     clip_low: Annotated[NonNegative, OURS] = 0.2,

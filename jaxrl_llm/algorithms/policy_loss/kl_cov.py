@@ -1,22 +1,16 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, FractionNumber, NonNegative, Number, Source, ZeroOrOne
-from jaxrl_llm.core.log_ratios import absolute, needed
-from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
-from jaxrl_llm.core.transform import Refresh
+from jaxrl_llm.core.log_ratios import absolute
+from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, step_part, surrogate_part
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.covariance import first_k, token_covariances
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.rows import share_down
+from jaxrl_llm.selection.rows import share_down, token_noise
 
 
 @method(paper="arXiv 2505.22617", test="test_trust_region.py::test_kl_cov_by_loop")
@@ -33,44 +27,30 @@ def kl_cov(
     YAML has 0.1); the paper's 7B runs have share 2e-3. A is GRPO's, with ddof and epsilon. At the first update of a
     batch the penalty has no gradient.
     """
-    objective = policy_gradient(
-        token_ratio(),
-        penalise_covariant(kl_coefficient),
-        token_mean(),
-        refresh=mark_covariant(share),
-        needs={"old_logp"},
-    )
+    penalty = penalise_covariant(kl_coefficient)
+    objective = policy_gradient(token_ratio(), penalty, token_mean(), refresh=mark_covariant(share), needs={"old_logp"})
     return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective)
 
 
-@part
-def mark_covariant(share: FractionNumber) -> Refresh:
+@step_part
+def mark_covariant(outputs: PolicyOutputs, batch: Trajectories, share: FractionNumber) -> Trajectories:
     """Mark the max(1, floor(share n)) of n tokens with the highest covariance; ties are broken at random.
 
     Writes info["covariant"] bool[N, L].
     """
-
-    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        counts = batch.loss_weights != 0
-        order = (-token_covariances(outputs, batch), token_noise(batch, 0))
-        return batch.with_info(covariant=first_k(order, counts, jnp.maximum(1.0, share_down(jnp.sum(counts), share))))
-
-    return refresh
+    counts = batch.loss_weights != 0
+    order = (-token_covariances(outputs, batch), token_noise(batch, 0))
+    return batch.with_info(covariant=first_k(order, counts, jnp.maximum(1.0, share_down(jnp.sum(counts), share))))
 
 
-@part
-def penalise_covariant(coefficient: Number, against: Source = "old") -> Surrogate:
+@surrogate_part
+def penalise_covariant(
+    ratio: Array, outputs: PolicyOutputs, batch: Trajectories, coefficient: Number, against: Source = "old"
+) -> tuple[Array, Metrics]:
     """rho A, minus coefficient |logp - logp_against| on the tokens of info["covariant"].
 
     Against "old", at the first update of a batch the penalty is 0 and has no gradient: it needs `old_logp`.
-
-    Raises InputError for another name than those of `against`.
     """
-    needed(against)
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        marked = batch.need("covariant").astype(jnp.float32)
-        penalty = marked * absolute(log_ratio_to(outputs, batch, against))
-        return ratio * batch.need("advantages") - coefficient * penalty, {"covariant": marked}
-
-    return surrogate
+    marked = batch.need("covariant").astype(jnp.float32)
+    penalty = marked * absolute(log_ratio_to(outputs, batch, against))
+    return ratio * batch.need("advantages") - coefficient * penalty, {"covariant": marked}

@@ -1,16 +1,12 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
-from jaxrl_llm.core.annotations import Estimator, Number, PositiveNumber
+from jaxrl_llm.core.annotations import AtLeastOne, Estimator, NonNegative, Number, Positive, PositiveNumber, Range
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, Positive, Range
-from jaxrl_llm.core.parts import Transform, chain, counted, part
+from jaxrl_llm.core.parts import Array, Transform, chain, counted, part
 from jaxrl_llm.objectives import kl, policy_gradient, token_mean, token_ratio, unclipped
 
 
@@ -43,7 +39,7 @@ def mdpo_mirror_descent(
     return Algorithm(transform, policy_gradient(token_ratio(), unclipped(), token_mean()) + proximity)
 
 
-def linear_step(k: Number, total: Number | None, first: Number = 1.0) -> jax.Array:
+def linear_step(k: Number, total: Number | None, first: Number = 1.0) -> Array:
     """first (1 - k / total) for iteration k = 0, 1, ..., at least first / total; `first` if total is None."""
     return jnp.asarray(first if total is None else first * (1 - jnp.minimum(k, total - 1) / total), jnp.float32)
 

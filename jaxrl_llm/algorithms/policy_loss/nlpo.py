@@ -1,7 +1,5 @@
 """Natural Language Policy Optimization (NLPO)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import generalised_advantages, kl_reward, stepwise_kl, whiten_advantages
@@ -10,9 +8,9 @@ from jaxrl_llm.core.annotations import CODE, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.parts import Array, Transform, chain, part
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio, value_loss
-from jaxrl_llm.rollouts.hooked import hooked
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.objectives import entropy, value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.rollouts.programs import group, hooked
 from jaxrl_llm.sampling.filters import Filters, keep, support
 from jaxrl_llm.utils.errors import is_off
 
@@ -50,10 +48,9 @@ def nlpo(
         p(v) = 1[v in S] pi(v) / sum_{u in S} pi(u),    S = nucleus of psi
         rho = p / p_old;   r_t = r 1[t last] - kl_coefficient (log pi - log pi_ref)_t
 
-    The sampler draws from p (`lagged_nucleus`), ratios and the entropy are those of p, on the
-    set S of the rollout. The divergence in the reward is of the policies without the mask, of the sampling and the
-    initial policy. kl_target: the coefficient moves after each batch, with KL the mean of these log-ratios over its
-    tokens, by
+    The sampler draws from p (`lagged_nucleus`), ratios and the entropy are those of p, on the set S of the rollout. The
+    divergence in the reward is of the policies without the mask, of the sampling and the initial policy. kl_target: the
+    coefficient moves after each batch, with KL the mean of these log-ratios over its tokens, by
 
         kl_coefficient <- kl_coefficient (1 + kl_rate clip(KL / kl_target - 1, -0.2, 0.2))
 
@@ -64,17 +61,12 @@ def nlpo(
     that is drawn and in each pass of the update. Released code replaces psi before the update of that step, not after
     it, and whitens within minibatches; one of its configurations has kl_target 1.
     """
-    parts: list[Transform] = []
+    penalty: list[Transform] = [] if is_off(kl_coefficient) else [kl_reward(kl_coefficient, of="untruncated")]
     if kl_target is not None:
-        parts.append(stepwise_kl(kl_coefficient, kl_target, kl_rate, of="untruncated"))
-        parts.append(kl_reward("kl_coefficient", of="untruncated"))
-    elif not is_off(kl_coefficient):
-        parts.append(kl_reward(kl_coefficient, of="untruncated"))
-    parts.append(generalised_advantages(gamma, lam))
-    if whiten:
-        parts.append(whiten_advantages())
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
-    objective += value_coefficient * value_loss(value_clip)
+        step = stepwise_kl(kl_coefficient, kl_target, kl_rate, of="untruncated")
+        penalty = [step, kl_reward("kl_coefficient", of="untruncated")]
+    parts = [*penalty, generalised_advantages(gamma, lam), *([whiten_advantages()] if whiten else [])]
+    objective = clipped_policy(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
     return Algorithm(
         chain(*parts), objective - entropy_coefficient * entropy(),
         rollout=hooked(group(), lagged_nucleus(mask_top_p, mask_min_keep, mask_every)),

@@ -1,28 +1,23 @@
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.kl_rewards import kl_reward
-from jaxrl_llm.advantages.normalisation import running_reward_scaling
-from jaxrl_llm.advantages.replayed import demonstrated_rows
+from jaxrl_llm.advantages import kl_reward, running_reward_scaling
+from jaxrl_llm.advantages.filters import demonstrated_rows
 from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Number, Positive
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part, stateless_part
-from jaxrl_llm.objectives import Average, clip, entropy, imitation, policy_gradient, token_mean, token_ratio, value_loss
-from jaxrl_llm.objectives.averages import count_tokens, mean_by
+from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, control, part, stateless_part
+from jaxrl_llm.objectives import Average, count_tokens, entropy, imitation, mean_by, token_mean, value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, group
 from jaxrl_llm.utils.errors import is_off
 
 
-def sampled_rows(batch: Trajectories) -> jax.Array:
+def sampled_rows(batch: Trajectories) -> Array:
     """bool[N]: the rows that the policy sampled, and no texts of the data set."""
     return ~demonstrated_rows(batch)
 
@@ -71,8 +66,7 @@ def ppo_max(
 
     pretraining_coefficient above 0 adds, to each group, the text in `column` of its row of the data set, which has no
     score and no advantage and counts in no other mean, and to the loss that coefficient times the mean of -log pi over
-    the tokens of these texts.
-    The paper takes texts of pretraining, without the prompts.
+    the tokens of these texts. The paper takes texts of pretraining, without the prompts.
     """
     texts = not is_off(pretraining_coefficient)
     transform = chain_present(
@@ -86,8 +80,7 @@ def ppo_max(
         count_tokens(sampled_rows, "sampled_tokens") if texts else None,
     )
     average = mean_over(sampled_rows, "sampled_tokens") if texts else token_mean()
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
-    objective += value_coefficient * value_loss(value_clip, average)
+    objective = clipped_policy(clip_low, clip_high, average) + value_coefficient * value_loss(value_clip, average)
     objective += entropy_weight * distance(entropy(average), entropy_target)
     if not texts:
         return Algorithm(transform, objective)
@@ -109,7 +102,7 @@ def demonstrations_apart(batch: Trajectories) -> Trajectories:
 
 
 @part
-def mean_over(rows: Callable[[Trajectories], jax.Array], name: str) -> Average:
+def mean_over(rows: Callable[[Trajectories], Array], name: str) -> Average:
     """Sum over the tokens of the rows where rows(batch) bool[N] / the control `name`, of `count_tokens`; 0 if that is
     0."""
     mean = mean_by(name)
@@ -127,14 +120,10 @@ def with_demonstration(rollout: Rollout, column: str = "answer") -> Rollout:
         shown_one = demonstration(tools, task, column)
         return [*(one.with_info(demonstrated=0.0) for one in await rollout.program(tools, task)), shown_one]
 
-    return replace(
-        rollout,
-        program=program,
-        name=f"{rollout.name}, demonstrated({column})",
-        provides=rollout.provides | {NEED},
-        columns=(*rollout.columns, column),
-        demands=replace(rollout.demands, variable_size=True, max_episodes=lambda G: rollout.rows(G) + 1),
-    )
+    return altered(
+        rollout, program, f"demonstrated({column})", {NEED}, [column],
+        variable_size=True, max_episodes=lambda G: rollout.rows(G) + 1,
+    )  # fmt: skip
 
 
 @part
@@ -148,7 +137,7 @@ def distance(penalty: Objective, target: Number, name: str = "above_target") -> 
         batch = penalty.refreshed(outputs, batch)
         return batch.with_controls(**{name: jnp.sign(penalty.function(outputs, batch)[0] - target)})
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
         value, metrics = penalty.function(outputs, batch)
         # The token shares of the slices add up to 1, so their shares of the target add up to the target.
         share = token_mean()(jnp.ones(outputs.logp.shape), batch)

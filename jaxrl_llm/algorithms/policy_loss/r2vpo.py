@@ -1,27 +1,19 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
-from jaxrl_llm.core.parts import chain, controller, part
+from jaxrl_llm.core.parts import Array, chain, controller, step_part
 from jaxrl_llm.objectives import policy_gradient, ratio_variance, token_mean, token_ratio, unclipped
 from jaxrl_llm.replay.base import whole_groups
 
 
-@part
-def dual_ascent(rate: float) -> Callable[[jax.Array, dict[str, jax.Array]], jax.Array]:
+@step_part
+def dual_ascent(value: Array, feedback: dict[str, Array], rate: float) -> Array:
     """A function `(value, feedback) -> f32[]`: the multiplier after one step of `r2vpo`."""
-
-    def ascend(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
-        return jnp.maximum(0.0, value + rate * feedback["ratio/excess"])
-
-    return ascend
+    return jnp.maximum(0.0, value + rate * feedback["ratio/excess"])
 
 
 @method(paper="arXiv 2601.03320", test="test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip")
@@ -49,11 +41,8 @@ def r2vpo(
     step; replay_share 0 is the on-policy form. The store has the newest replay_groups groups with different rewards.
     Replayed tokens have the log-probabilities of the policy that sampled them, so the penalty down-weights stale ones.
     """
-
     objective = policy_gradient(token_ratio(), unclipped(), token_mean())
-    transform = chain(
-        group_relative(ddof=ddof, epsilon=epsilon),
-        controller("variance_multiplier", multiplier, dual_ascent(multiplier_rate)),
-    )
+    ascent = controller("variance_multiplier", multiplier, dual_ascent(multiplier_rate))
+    transform = chain(group_relative(ddof=ddof, epsilon=epsilon), ascent)
     replay = whole_groups(replay_share, groups=replay_groups, max_age=replay_age) if replay_share else None
     return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit), replay=replay)

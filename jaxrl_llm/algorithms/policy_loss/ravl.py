@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
@@ -16,15 +14,14 @@ from jaxrl_llm.advantages.returns import (
     scored_actions,
     terminal_rewards,
 )
-from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, Count, Fraction, FractionNumber, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, part, totals_of
 from jaxrl_llm.core.reference import exponential_average
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, totals_of
 from jaxrl_llm.core.transform import Objective, Transform, chain, stateless
-from jaxrl_llm.objectives import value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives.values import needed_output, value_loss
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -78,12 +75,11 @@ def ravl(
     is of control: its actor maximises min_i Q_i of a replayed state's new action, and every target has the minimum, as
     each of its targets is one step from a state. Here that is where a limit cut the response.
     """
-    objective = clipped_policy(clip_low, clip_high)
     critic = value_loss(value_clip, heads=heads) + diversity * edge_diversity(heads)
     credit = edge_advantages(heads, gamma, lam)
     return Algorithm(
         chain(credit, whiten_advantages()) if whiten else credit,
-        objective + value_coefficient * critic,
+        clipped_policy(clip_low, clip_high) + value_coefficient * critic,
         target=exponential_average(1 - rate),
     )
 
@@ -146,10 +142,7 @@ def edge_diversity(heads: Count = 10) -> Objective:
     check_heads(heads)
 
     def score(outputs: PolicyOutputs, batch: Trajectories) -> Array:
-        values = (outputs.extras or {}).get("values")
-        if values is None:
-            raise InputError("the diversity needs outputs.extras['values']: give the policy a critic (models.critic)")
-        return steps_over_the_edge(values, batch)
+        return steps_over_the_edge(needed_output(outputs, "values", "the diversity"), batch)
 
     def shares(D: Array, batch: Trajectories) -> Array:
         return jnp.full(D.shape[0], mean_cosine(D) / D.shape[0])

@@ -1,26 +1,18 @@
-from __future__ import annotations
-
 import math
 from typing import Annotated
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import whiten_advantages
-from jaxrl_llm.advantages.returns import (
-    at_last_action,
-    explained_variance,
-    gae,
-    needed_values,
-    scored_actions,
-    terminal_rewards,
-)
+from jaxrl_llm.advantages.functional import gae, terminal_rewards
+from jaxrl_llm.advantages.returns import at_last_action, explained_variance, needed_values, scored_actions
 from jaxrl_llm.advantages.tokens import newest_window, unfinished_rows
-from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, RUN, Count, Fraction, FractionNumber, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import entropy, value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(

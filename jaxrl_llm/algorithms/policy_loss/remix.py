@@ -1,25 +1,26 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import Estimator, Number, Source
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import (
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, exactly, method, run_settings
+from jaxrl_llm.core.annotations import (
+    OURS,
+    PAPER,
     AtLeastOne,
+    Estimator,
     Fraction,
     NonNegative,
     NonNegativeInt,
+    Number,
     Range,
+    Source,
     ZeroOrOne,
     check_bounds,
 )
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, counted, part
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, counted_part, part
 from jaxrl_llm.core.reference import Params, ReferenceRule
 from jaxrl_llm.objectives import Average, clip, entropy, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.averages import Mean
@@ -33,12 +34,7 @@ PASSES = (
         lambda config, given: (config.epochs > 1) == (given["switch"] > 0),
         "more than one pass over a batch before its switch, if there is one",
     ),
-    RunSetting(
-        "epochs_until",
-        lambda given: given["switch"],
-        lambda config, given: config.epochs_until == given["switch"],
-        "one pass over a batch from its switch on",
-    ),
+    exactly("epochs_until", lambda given: given["switch"], "one pass over a batch from its switch on"),
 )
 
 
@@ -79,8 +75,7 @@ def remix(
     schedule, which the paper does not restart.
     """
     objective = policy_gradient(token_ratio(), centred_clip(clip_low, clip_high), token_mean(), needs={"old_logp"})
-    objective -= entropy_coefficient * entropy()
-    objective += kl_coefficient * mixed_anchor("k3")
+    objective += kl_coefficient * mixed_anchor("k3") - entropy_coefficient * entropy()
     ratio = times_as_many(past_share / (1 - past_share))
     replay = whole_groups(**ratio, max_age=replay_age, until=switch) if past_share else None
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), mix_anchors(hold, every, drop, least))
@@ -128,15 +123,13 @@ def stepwise_decay(
     return jnp.maximum(1 - drop * jnp.ceil(jnp.maximum(t - hold, 0) / every), least)
 
 
-@part
-def mix_anchors(hold: Number = 50, every: Number = 10, drop: Number = 0.1, least: Number = 0.5) -> Transform:
+@counted_part()
+def mix_anchors(
+    step: jax.Array, batch: Trajectories, hold: Number = 50, every: Number = 10, drop: Number = 0.1, least: Number = 0.5
+) -> Trajectories:
     """Controls "reference_share", `stepwise_decay` of iteration t = 1, 2, ..., and "previous_share", the rest."""
-
-    def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
-        share = stepwise_decay(step.astype(jnp.float32) + 1, hold, every, drop, least)
-        return batch.with_controls(reference_share=share, previous_share=1 - share)
-
-    return counted(apply)
+    share = stepwise_decay(step.astype(jnp.float32) + 1, hold, every, drop, least)
+    return batch.with_controls(reference_share=share, previous_share=1 - share)
 
 
 @part

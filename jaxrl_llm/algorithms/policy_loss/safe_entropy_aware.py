@@ -1,19 +1,17 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import sequence_values, whiten_advantages
-from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Number, Positive, PositiveNumber
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, State, Trajectories, Transform, chain, control, part
+from jaxrl_llm.core.parts import PolicyOutputs, State, Trajectories, Transform, batch_part, chain, part
+from jaxrl_llm.core.transform import Metrics, Objective, control
 from jaxrl_llm.objectives import Average, entropy, token_mean, value_loss
 from jaxrl_llm.objectives.averages import Mean, as_average, averaged
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.values import huber, last_action_mean
 
@@ -180,17 +178,13 @@ def threshold_penalty(gradient: bool = True, average: Average | Mean | None = No
     return averaged(objective, mean, needed("reference"))
 
 
-@part
-def soft_minimum(temperature: PositiveNumber = 0.3) -> Callable[[jax.Array], jax.Array]:
+@batch_part
+def soft_minimum(values: jax.Array, temperature: PositiveNumber = 0.3) -> jax.Array:
     """-a log mean_h exp(-v_h / a) over the heads [N, L, H]: the minimum as a -> 0, the mean as a -> inf.
 
     Values of a single head, [N, L], are returned unchanged.
     """
-
-    def combine(values: jax.Array) -> jax.Array:
-        if values.ndim == 2:
-            return values
-        total = jax.nn.logsumexp(-values / temperature, axis=-1)
-        return -temperature * (total - jnp.log(values.shape[-1]))
-
-    return combine
+    if values.ndim == 2:
+        return values
+    total = jax.nn.logsumexp(-values / temperature, axis=-1)
+    return -temperature * (total - jnp.log(values.shape[-1]))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative

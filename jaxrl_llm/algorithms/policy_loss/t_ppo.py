@@ -1,27 +1,17 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.returns import (
-    explained_variance,
-    head_mean,
-    needed_values,
-    reward_to_go,
-    scored_actions,
-    terminal_rewards,
-)
+from jaxrl_llm.advantages.functional import reward_to_go, terminal_rewards
+from jaxrl_llm.advantages.returns import explained_variance, needed_values, scored_actions
 from jaxrl_llm.advantages.tokens import extended_gae, newest_window, unfinished_rows
-from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, RUN, Count, FractionNumber, NonNegative, Positive
-from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless, totals_of
+from jaxrl_llm.core.parts import Trajectories, stateless_part, totals_of
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2506.15050", test="test_truncated.py::test_it_is_its_loop")
@@ -59,37 +49,30 @@ def t_ppo(
     return Algorithm(windowed_advantages(gamma, lam), objective, strategy=strategy)
 
 
-@part
-def windowed_advantages(
-    gamma: FractionNumber = 1.0,
-    lam: FractionNumber = 0.95,
-    combine: Callable[[jax.Array], jax.Array] = head_mean,
-    heads: int = 1,
-) -> Transform:
+@stateless_part(needed_values())
+def windowed_advantages(batch: Trajectories, gamma: FractionNumber = 1.0, lam: FractionNumber = 0.95) -> Trajectories:
     """`extended_gae` of `terminal_rewards` for the policy, Monte Carlo returns for the critic.
+
 
     Only the newest window has advantages and keeps its weights. Rows finished in this step have `returns`, the
     undiscounted reward-to-go of each of their actions, in all their windows; the critic does not train on other rows.
     info["value_weights"] f32[N, L] are the weights of `value_loss`: equal on the tokens that the critic trains on, 0
     elsewhere, their sum the number of rows with an action; all 0 if no row was finished. Finished rows without a score
     have advantages 0. The reward of an unfinished row is ignored. combine: maps the values of several heads to one;
-    heads: number of value heads. Writes the control "explained_variance", of the returns by the values.
+    have advantages 0. The reward of an unfinished row is ignored. Writes the control "explained_variance", of the
+    returns by the values.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        values, window, unfinished = combine(batch.need("values")), newest_window(batch), unfinished_rows(batch)
-        # An unfinished row has no terminal reward yet.
-        known = batch.replace(reward=jnp.where(unfinished, 0.0, batch.scores))
-        rewards, scored = terminal_rewards(known), scored_actions(known)
-        advantages = extended_gae(rewards, values, window & scored, unfinished, gamma, lam)
-        ended = (jnp.any(window, axis=1) & ~unfinished)[:, None] & scored
-        returns = jnp.where(ended, reward_to_go(rewards, ended), 0.0)
-        trained = jnp.where(ended, batch.loss_weights, 0.0)
-        total, rows = jnp.sum(trained), totals_of(batch.replace(totals=None))["rows"]
-        return (
-            batch.replace(advantages=advantages, returns=returns, weights=batch.loss_weights * window)
-            .with_info(value_weights=jnp.where(total > 0, trained * rows / jnp.where(total > 0, total, 1.0), 0.0))
-            .with_controls(explained_variance=explained_variance(values, returns, ended))
-        )
-
-    return stateless(apply, needs=needed_values(heads))
+    values, window, unfinished = batch.need("values"), newest_window(batch), unfinished_rows(batch)
+    # An unfinished row has no terminal reward yet.
+    known = batch.replace(reward=jnp.where(unfinished, 0.0, batch.scores))
+    rewards, scored = terminal_rewards(known), scored_actions(known)
+    advantages = extended_gae(rewards, values, window & scored, unfinished, gamma, lam)
+    ended = (jnp.any(window, axis=1) & ~unfinished)[:, None] & scored
+    returns = jnp.where(ended, reward_to_go(rewards, ended), 0.0)
+    trained = jnp.where(ended, batch.loss_weights, 0.0)
+    total, rows = jnp.sum(trained), totals_of(batch.replace(totals=None))["rows"]
+    return (
+        batch.replace(advantages=advantages, returns=returns, weights=batch.loss_weights * window)
+        .with_info(value_weights=jnp.where(total > 0, trained * rows / jnp.where(total > 0, total, 1.0), 0.0))
+        .with_controls(explained_variance=explained_variance(values, returns, ended))
+    )

@@ -1,16 +1,12 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, NonNegative, Number, Scale, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives import by_sign, gamma, log_probability, policy_gradient, sequence_ratio, token_mean
 from jaxrl_llm.objectives.off_policy import importance_weight, mismatch
 from jaxrl_llm.objectives.weights import of_scaled_ratio
@@ -44,21 +40,16 @@ def vespo(
     weight = by_sign(gamma(positive_power, positive_decay), gamma(negative_power, negative_decay))
     ratio = sequence_ratio("behaviour" if correction == "none" else "old", mean=False)
     if correction != "none":
-        weight = of_scaled_ratio(weight, mismatch_of_sequence(correction, cap))
+        weight = of_scaled_ratio(weight, sequence_factor(correction, cap))
     objective = policy_gradient(ratio, log_probability(weight), token_mean())
     return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
-@part
-def mismatch_of_sequence(correction: Literal["truncate", "mask"], cap: float) -> Callable[[Trajectories], jax.Array]:
-    """A function `batch -> f32[N, L]`: `sequence_factor` of the batch."""
-    return lambda batch: sequence_factor(batch, correction, cap)
-
-
+@batch_part
 def sequence_factor(
     batch: Trajectories, mode: Literal["truncate", "mask"] = "truncate", high: Number = 2.0, low: Number = 0.0
-) -> jax.Array:
-    """prod_t u_t of each row on each of its tokens, f32[N, L], u_t the token's `importance_weight`, at least 1e-8.
+) -> Array:
+    """A function of the batch: prod_t u_t of each row on its tokens, f32[N, L], u_t >= 1e-8 their `importance_weight`.
 
     A single rejected token therefore almost removes its sequence. Clipped to exp(+-LARGEST).
     """

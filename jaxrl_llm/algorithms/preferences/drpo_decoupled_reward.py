@@ -1,13 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax
 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, RUN, AtLeastOne, Estimator, NonNegative, Number, Positive
+from jaxrl_llm.core.objective import Coefficient
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, batch_part, chain, control, part
-from jaxrl_llm.core.transform import Coefficient
 from jaxrl_llm.objectives import discriminative, kl
 from jaxrl_llm.utils.errors import is_off
 

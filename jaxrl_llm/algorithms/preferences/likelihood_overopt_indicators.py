@@ -1,14 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import DivergenceName, dpo
 from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive, check_number
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
+from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.averages import averaged, token_mean
 from jaxrl_llm.objectives.preference.losses import PairLoss
 
@@ -56,7 +53,7 @@ def indicators(top: int = 10) -> Objective:
     check_number("top", top, least=1, whole=True)
     mean = token_mean()
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
         inside = (batch.loss_weights != 0)[..., None]
         logp = jnp.where(inside, batch.need("top_logp")[..., :top], -jnp.inf)
         mass = jnp.exp(logp)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
@@ -31,10 +29,7 @@ ListLoss = Callable[[Lists], jax.Array]  # -> f32[N], shares of the sum over lis
 
 @method(paper="arXiv 2402.01878", test="test_lists.py::test_lipo_by_loop")
 @run_settings(*given_responses(None))
-def lipo(
-    loss: Annotated[str | ListLoss, OURS] = "lambda",
-    beta: Annotated[Positive, RECALLED] = 0.05,
-) -> Algorithm:
+def lipo(loss: Annotated[str | ListLoss, OURS] = "lambda", beta: Annotated[Positive, RECALLED] = 0.05) -> Algorithm:
     """Listwise Preference Optimization (LiPO).
 
     The columns completions and labels of a row are K responses to its prompt and a number for each, 0 to 1, such as
@@ -142,7 +137,6 @@ def list_sigmoid(lists: Lists) -> jax.Array:
 
 
 def _behind(lists: Lists) -> jax.Array:
-    """f32[N, N]: s_j - s_i."""
     return lists.score - lists.score[:, None]
 
 

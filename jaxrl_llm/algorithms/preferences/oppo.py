@@ -1,20 +1,20 @@
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
+from jaxrl_llm.advantages.returns import at_last_action
+from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Range
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, part
 from jaxrl_llm.data.chat.encode import with_text
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
+from jaxrl_llm.objectives.values import needed_output
 from jaxrl_llm.rewards.specs import GIVEN
-from jaxrl_llm.rollouts.guidance.responses import response
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
+from jaxrl_llm.rollouts.guidance.responses import given_rows, response
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools, program_part
 from jaxrl_llm.utils.errors import InputError
 
 PREFIX = "[style {code}] "
@@ -27,12 +27,7 @@ GOAL = "goal/"  # before numbers of codes, in controls and metrics
 )  # fmt: skip
 @run_settings(
     *given_responses(None),
-    RunSetting(
-        "group_size",
-        lambda given: 2 * given["codes"],
-        lambda config, given: config.group_size == 2 * given["codes"],
-        "both responses behind every code as a group",
-    ),
+    exactly("group_size", lambda given: 2 * given["codes"], "both responses behind every code as a group"),
 )
 def oppo(
     codes: Annotated[int, Range(least=2), OURS] = 4,
@@ -110,13 +105,6 @@ def pair_shares(batch: Trajectories, known: Array) -> Array:
     return of_rows / jnp.maximum(jnp.sum(of_rows), 1)
 
 
-def last_values(values: Array, batch: Trajectories) -> Array:
-    """f32[N]: of values f32[N, L], those before the last action of each row; 0 without one."""
-    action = batch.action_mask
-    last = action & (jnp.cumsum(action[:, ::-1], axis=1)[:, ::-1] == 1)
-    return jnp.sum(jnp.where(last, values, 0.0), axis=1)
-
-
 def goal_in(batch: Trajectories, codes: int) -> Array:
     """z* f32[K] of the batch's controls."""
     return jnp.stack([(batch.controls or {})[f"{GOAL}{k}"] for k in range(codes)])
@@ -129,7 +117,7 @@ def goal_by_preferences(
     """Write the goal z* as controls "goal/0" ..., and move it by the preferences of the batch; see `oppo`."""
 
     def apply(goal: Array, batch: Trajectories) -> tuple[Array, Trajectories]:
-        _, known, chosen, rejected = latents(last_values(batch.need("values"), batch), batch, codes)
+        _, known, chosen, rejected = latents(at_last_action(batch.need("values"), batch), batch, codes)
         shares = pair_shares(batch, known)
         slope = jax.grad(lambda at: jnp.sum(shares * triplet(at, chosen, rejected, margin)))(goal)
         moved = jnp.maximum(goal - rate * slope, 0.0)
@@ -147,10 +135,8 @@ def latent_losses(
     "latent/accuracy" and "goal/0" ...; needs the controls of `goal_by_preferences`."""
 
     def score(outputs: PolicyOutputs, batch: Trajectories) -> Array:
-        values = (outputs.extras or {}).get("values")
-        if values is None:
-            raise InputError("an encoder's loss needs outputs.extras['values']: give the policy a critic")
-        return jnp.stack([mean_logp(outputs, batch), last_values(values, batch)], axis=1)
+        values = needed_output(outputs, "values", "an encoder's loss")
+        return jnp.stack([mean_logp(outputs, batch), at_last_action(values, batch)], axis=1)
 
     def parts(s: Array, batch: Trajectories) -> tuple[Array, Array, Array]:
         """Shares f32[N] of L_him, of L_pref and of the accuracy."""
@@ -174,28 +160,21 @@ def latent_losses(
     return coupled(score, shares, "latent", NEEDS, report)
 
 
-@part
-def behind_codes(codes: Annotated[int, Range(least=2)] = 4) -> Rollout:
+@program_part("behind_codes({codes})", {"code"}, ("chosen", "rejected"), lambda codes: given_rows(2 * codes))
+async def behind_codes(tools: Tools, task: Task, codes: Annotated[int, Range(least=2)] = 4) -> list[Episode]:
     """The columns `chosen` and `rejected` of each row, each behind every code: 2 * codes episodes with info["code"].
 
     Rewards are 1 and 0, and NaN where the responses are the same. InputError for a prompt that no text can begin.
     """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        found = list[list[Episode]]()
-        for column in ("chosen", "rejected"):
-            found.append([])
-            for code in range(codes):
-                asked: Any = with_text(task.row.get("prompt"), PREFIX.format(code=code), True)
-                if not asked:
-                    raise InputError(f"prompt {task.prompt_id} is no text, which a code could begin: give texts")
-                own = dataclasses.replace(task, row={**task.row, "prompt": asked}, prompt=tools.prompt(asked, task.row))
-                found[-1].append(response(tools, own, column).with_info(code=float(code)))
-        same = found[0][0].tokens == found[1][0].tokens
-        rewards = (float("nan"),) * 2 if same else (1.0, 0.0)
-        return [one.scored(x, {GIVEN: x}) for x, of_one in zip(rewards, found, strict=True) for one in of_one]
-
-    return Rollout(
-        program, f"behind_codes({codes})", frozenset({"code"}), ("chosen", "rejected"),
-        Demands(variable_size=True, max_episodes=lambda G: 2 * codes, given=True),
-    )  # fmt: skip
+    found = list[list[Episode]]()
+    for column in ("chosen", "rejected"):
+        found.append([])
+        for code in range(codes):
+            asked: Any = with_text(task.row.get("prompt"), PREFIX.format(code=code), True)
+            if not asked:
+                raise InputError(f"prompt {task.prompt_id} is no text, which a code could begin: give texts")
+            own = dataclasses.replace(task, row={**task.row, "prompt": asked}, prompt=tools.prompt(asked, task.row))
+            found[-1].append(response(tools, own, column).with_info(code=float(code)))
+    same = found[0][0].tokens == found[1][0].tokens
+    rewards = (float("nan"),) * 2 if same else (1.0, 0.0)
+    return [one.scored(x, {GIVEN: x}) for x, of_one in zip(rewards, found, strict=True) for one in of_one]

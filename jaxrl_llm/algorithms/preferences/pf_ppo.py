@@ -10,9 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, chain, step_part
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import keep_weighted, ranks_within, resampled_counts
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.selection.rows import keep_weighted, ranks_within, resampled_counts, row_noise
 
 
 @step_part
@@ -27,13 +25,8 @@ def drawn_by_score(
         weights = rank_weights(ranks_within(keys, batch.scores, noise, scored), size, scheme)
     else:
         weights = score_weights(batch.scores, scored, scheme, power)
-    return resampled_counts(
-        jnp.where(scored, weights, 0.0),
-        keys,
-        size if draws is None else draws,
-        key_noise(row_noise(batch, step + 2**20), keys, scored),
-        noise,
-    )
+    shared = key_noise(row_noise(batch, step + 2**20), keys, scored)
+    return resampled_counts(jnp.where(scored, weights, 0.0), keys, size if draws is None else draws, shared, noise)
 
 
 @method(
@@ -68,12 +61,7 @@ def pf_ppo(
 
 
 Scheme = Literal["best_random", "best_worst", "best", "uniform", "power", "max_min", "max_random"]  # of drawing rows
-
-
 RANK_SCHEMES = ("best_random", "best_worst", "best", "uniform")
-
-
-SCORE_SCHEMES = ("power", "max_min", "max_random")
 
 
 def rank_weights(rank: jax.Array, count: jax.Array, scheme: Scheme) -> jax.Array:
@@ -81,7 +69,6 @@ def rank_weights(rank: jax.Array, count: jax.Array, scheme: Scheme) -> jax.Array
 
     best_random: 1/2 for the best, 1/2 shared by the others; best_worst: 1/2 each; best: only the best; uniform: 1 / n.
     """
-    require_choice("scheme", scheme, RANK_SCHEMES)
     first, last = ((rank == position).astype(jnp.float32) for position in (0, count - 1))
     if scheme == "best_random":
         return jnp.where(count > 1, jnp.where(rank == 0, 0.5, 0.5 / jnp.maximum(count - 1, 1)), first)
@@ -89,12 +76,7 @@ def rank_weights(rank: jax.Array, count: jax.Array, scheme: Scheme) -> jax.Array
     return by_scheme[scheme]
 
 
-def score_weights(
-    score: jax.Array,
-    valid: jax.Array,
-    scheme: Scheme,
-    power: jax.Array | float = 2.0,
-) -> jax.Array:
+def score_weights(score: jax.Array, valid: jax.Array, scheme: Scheme, power: jax.Array | float = 2.0) -> jax.Array:
     """Sampling probability f32[N] of each valid row by its score in the whole batch (verl's resampling for PF-PPO).
 
     Proportional to, power: |score|^power; max_min: 1 for the batch's maximum and minimum, else 0; max_random: 0.4 for
@@ -103,7 +85,6 @@ def score_weights(
     >>> print(score_weights(jnp.array([1.0, -1.0, 1.0, 0.5]), jnp.array([True, True, True, False]), "max_min") > 0)
     [ True  True  True False]
     """
-    require_choice("scheme", scheme, SCORE_SCHEMES)
     score = jnp.where(valid, score, 0.0)
     top = score == jnp.max(jnp.where(valid, score, -jnp.inf))
     bottom = score == jnp.min(jnp.where(valid, score, jnp.inf))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
@@ -10,8 +8,7 @@ from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, counted, step_part
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.selection.rows import ranks_within, row_noise
 
 STEP = 2.0**-24  # of the uniform noise, which is kept within one of 0 and 1, so that its normal quantile is finite
 

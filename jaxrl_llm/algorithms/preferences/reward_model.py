@@ -1,16 +1,14 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import CODE, NonNegative, Number
-from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, chain, part
 from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair
 from jaxrl_llm.objectives.preference.reward_models import bradley_terry_loss
+from jaxrl_llm.objectives.values import HEAD, needed_output
 from jaxrl_llm.rewards.models.whole import encoded
 from jaxrl_llm.rollouts.episode import given
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
@@ -39,18 +37,16 @@ def reward_model(centring: Annotated[NonNegative, CODE] = 0.0) -> Algorithm:
 def bradley_terry(centring: Number = 0.0) -> PairLoss:
     """`bradley_terry_loss` as a loss of pairs of scores."""
 
-    def loss(pairs: Pairs, beta: Number) -> jax.Array:
+    def loss(pairs: Pairs, beta: Number) -> Array:
         return bradley_terry_loss(pairs.chosen_logp, pairs.rejected_logp, pairs.margin, centring)
 
     return of_each_pair(loss)
 
 
-def last_scores(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+def last_scores(outputs: PolicyOutputs, batch: Trajectories) -> Array:
     """The scores f32[N] before the only action of each row."""
-    found = (outputs.extras or {}).get("scores")
-    if found is None:
-        raise InputError("a reward model's loss needs outputs.extras['scores']: train a model with a head of scores")
-    return jnp.sum(jnp.where(batch.action_mask, found[..., 0], 0.0), axis=1)
+    scores = needed_output(outputs, "scores", "a reward model's loss", HEAD)
+    return jnp.sum(jnp.where(batch.action_mask, scores[..., 0], 0.0), axis=1)
 
 
 def whole_conversation(tools: Tools, task: Task, column: str) -> Episode:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings

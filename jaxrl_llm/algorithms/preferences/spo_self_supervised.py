@@ -1,22 +1,21 @@
-from __future__ import annotations
-
 import dataclasses
 import zlib
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
+from jaxrl_llm.advantages.returns import last_actions
+from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import dpo
 from jaxrl_llm.core.annotations import OURS, NonNegative, Positive, check_number
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
+from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.reward_models import class_loss
+from jaxrl_llm.objectives.values import needed_output
 from jaxrl_llm.rewards.specs import GIVEN
-from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected, response
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
+from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected, given_rows, response
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools, program_part
 from jaxrl_llm.utils.errors import InputError
 
 KEYWORD = 5  # fewest letters of a word that counts as content
@@ -26,15 +25,8 @@ BETWEEN = 0.5  # reward of a degraded response: of a group, the best and the wor
 @method(paper="arXiv 2409.17791", test="test_degraded.py::test_spo_self_supervised_by_loop")
 @run_settings(
     *given_responses(None),
-    RunSetting(
-        "group_size",
-        lambda given: 2 * given["degrees"],
-        lambda config, given: config.group_size == 2 * given["degrees"],
-        "both responses in every degree as a group",
-    ),
-    RunSetting(
-        "critic", lambda given: "shared", lambda config, given: config.critic == "shared", "a head on the policy"
-    ),
+    exactly("group_size", lambda given: 2 * given["degrees"], "both responses in every degree as a group"),
+    exactly("critic", "shared", "a head on the policy"),
 )
 def spo_self_supervised(
     degrees: Annotated[int, OURS] = 4,
@@ -55,8 +47,7 @@ def spo_self_supervised(
     them, with keywords by length.
     """
     base = dpo(loss, beta)
-    objective = base.objective + weight * degree_loss(degrees)
-    return Algorithm(base.transform, objective, rollout=in_degrees(degrees))
+    return Algorithm(base.transform, base.objective + weight * degree_loss(degrees), rollout=in_degrees(degrees))
 
 
 @part
@@ -65,23 +56,18 @@ def degree_loss(degrees: int) -> Objective:
     have one (NaN: none). Metrics: "degree/loss" and "degree/accuracy"."""
     check_number("degrees", degrees, least=2, whole=True)
 
-    def marked(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
-        """int32[N]: degrees, negative for none; bool[N, L]: the last actions."""
-        action = batch.action_mask
-        last = action & (jnp.cumsum(action[:, ::-1], axis=1)[:, ::-1] == 1)
-        degree = jnp.nan_to_num((batch.info or {}).get("degree", jnp.full(action.shape[:1], jnp.nan)), nan=-1.0)
-        return jnp.where(jnp.any(action, axis=1), degree, -1.0).astype(jnp.int32), last
+    def degrees_of(batch: Trajectories) -> Array:
+        """int32[N], negative for none."""
+        degree = jnp.nan_to_num((batch.info or {}).get("degree", jnp.full(batch.group.shape, jnp.nan)), nan=-1.0)
+        return jnp.where(jnp.any(batch.action_mask, axis=1), degree, -1.0).astype(jnp.int32)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        count = jnp.maximum(jnp.sum(marked(batch)[0] >= 0), 1)
+        count = jnp.maximum(jnp.sum(degrees_of(batch) >= 0), 1)
         return batch.with_info(degree_share=jnp.full(batch.lengths.shape, 1.0 / count))
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        values = (outputs.extras or {}).get("values")
-        if values is None:
-            raise InputError("the loss of degrees needs outputs.extras['values']: give the policy a critic")
-        degree, last = marked(batch)
-        logits = jnp.sum(jnp.where(last[..., None], values, 0.0), axis=1)
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
+        values, degree = needed_output(outputs, "values", "the loss of degrees"), degrees_of(batch)
+        logits = jnp.sum(jnp.where(last_actions(batch)[..., None], values, 0.0), axis=1)
         share = batch.need("degree_share")
         right = (jnp.argmax(logits, axis=1) == degree).astype(jnp.float32)
         value = jnp.sum(share * class_loss(logits, degree))
@@ -90,30 +76,23 @@ def degree_loss(degrees: int) -> Objective:
     return Objective(objective, frozenset({f"values:{degrees}", "degree"}), refresh)
 
 
-@part
-def in_degrees(degrees: int) -> Rollout:
+@program_part("in_degrees({degrees})", {"degree"}, ("chosen", "rejected"), lambda degrees: given_rows(2 * degrees))
+async def in_degrees(tools: Tools, task: Task, degrees: int) -> list[Episode]:
     """The columns `chosen` and `rejected` of each row, and both without a part of their keywords: 2 * degrees episodes.
 
     They have info["degree"], 0 to degrees - 1. InputError for a response without a text at its end.
     """
     pair = chosen_and_rejected()
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        whole = [one.with_info(degree=0.0) for one in await pair.program(tools, task)]
-        reward = float("nan") if whole[0].info["equal"] else BETWEEN
-        less = []
-        for column in ("chosen", "rejected"):
-            for degree in range(1, degrees):
-                said = without_keywords(task.row[column], degree / (degrees - 1))
-                own = dataclasses.replace(task, row={**task.row, column: said})
-                episode = response(tools, own, column).with_info(degree=float(degree), equal=whole[0].info["equal"])
-                less.append(episode.scored(reward, {GIVEN: reward}))
-        return [*whole, *less]
-
-    return Rollout(
-        program, f"in_degrees({degrees})", frozenset({"degree"}), pair.columns,
-        Demands(variable_size=True, max_episodes=lambda G: 2 * degrees, given=True),
-    )  # fmt: skip
+    whole = [one.with_info(degree=0.0) for one in await pair.program(tools, task)]
+    reward = float("nan") if whole[0].info["equal"] else BETWEEN
+    less = []
+    for column in ("chosen", "rejected"):
+        for degree in range(1, degrees):
+            said = without_keywords(task.row[column], degree / (degrees - 1))
+            own = dataclasses.replace(task, row={**task.row, column: said})
+            episode = response(tools, own, column).with_info(degree=float(degree), equal=whole[0].info["equal"])
+            less.append(episode.scored(reward, {GIVEN: reward}))
+    return [*whole, *less]
 
 
 def without_keywords(said: object, share: float) -> object:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
@@ -7,7 +5,7 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, NonNegative
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.stages import staged
+from jaxrl_llm.curriculum.scores import staged
 
 
 @method(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -8,11 +6,10 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, NonNegative, check_number
-from jaxrl_llm.core.parts import chain, part
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.episode import known_scores
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, scored_samples
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part, scored_samples
 
 
 @method(paper="arXiv 2508.13755", test="test_own_rollouts.py::test_dars_samples_more_of_a_prompt_the_fewer_are_right")
@@ -39,7 +36,7 @@ def dars(
     """
     return Algorithm(
         chain(drop_rows(uniform_groups), group_relative(scale)),
-        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+        clipped_policy(clip_low, clip_high),
         rollout=topped_up(most_samples or (64 if rule == "hard" else 32), rule, scale == "std"),
     )
 
@@ -62,26 +59,24 @@ def extra_samples(rate: float, first: int, most: int, rule: Literal["equal", "ha
     return max(0, min(math.ceil((target - first * share) / share - 1e-9), most - first))
 
 
-@part
-def topped_up(most: int = 32, rule: Literal["equal", "hard"] = "equal", scaled: bool = False) -> Rollout:
+@program_part(
+    "topped_up({most}, {rule})",
+    demands=lambda most, **_: Demands(variable_size=True, max_episodes=lambda G: max(G, most)),
+)
+async def topped_up(
+    tools: Tools, task: Task, most: int = 32, rule: Literal["equal", "hard"] = "equal", scaled: bool = False
+) -> list[Episode]:
     """A group of samples, and a second stage with more of them for prompts that fewer than half of the first solve.
 
     See `extra_samples` for their number; `most` bounds the group. The success rate is the mean reward of the first
     samples, each clipped to [0, 1]; without a score there is no second stage. Groups differ in size.
     """
-    require_choice("topped_up: rule", rule, ("equal", "hard"))
     check_number("topped_up: most", most, least=2, whole=True)
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        first = await scored_samples(tools, task.prompt, range(task.samples))
-        rate = success_rate(first)
-        extra = 0 if rate is None else extra_samples(rate, len(first), most, rule, scaled)
-        later = range(task.samples, task.samples + extra)
-        return [*first, *await scored_samples(tools, task.prompt, later)]
-
-    return Rollout(
-        program, f"topped_up({most}, {rule})", demands=Demands(variable_size=True, max_episodes=lambda G: max(G, most))
-    )
+    first = await scored_samples(tools, task.prompt, range(task.samples))
+    rate = success_rate(first)
+    extra = 0 if rate is None else extra_samples(rate, len(first), most, rule, scaled)
+    later = range(task.samples, task.samples + extra)
+    return [*first, *await scored_samples(tools, task.prompt, later)]
 
 
 def success_rate(episodes: Sequence[Episode]) -> float | None:

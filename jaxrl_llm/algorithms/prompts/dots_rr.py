@@ -9,8 +9,6 @@ f and g are networks into R^h of `layers` times LayerNorm, linear and GELU, and 
 units. All learn by the cross-entropy of p and measured rates, each predicted from the other references of its round.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
@@ -24,14 +22,14 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.parts import chain, part
+from jaxrl_llm.core.parts import batch_part, chain
 from jaxrl_llm.core.source import ONLY_MEASURED
 from jaxrl_llm.curriculum import networks as nn
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_embeddings, padded_to
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
-from jaxrl_llm.curriculum.rules import Machine, ModelOf, Outcome, RuleOf, SuccessModel
+from jaxrl_llm.curriculum.rules import Machine, Outcome, SuccessModel
 from jaxrl_llm.curriculum.scores import near_target
 from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.base import times_as_many, whole_groups
@@ -167,38 +165,35 @@ def references_of(facts: PromptFacts, references: int, every: int) -> Callable[[
     return chosen
 
 
-@part
-def reference_groups(references: Count = 256, every: Count = 2) -> RuleOf:
+@batch_part
+def reference_groups(facts: PromptFacts, references: Count = 256, every: Count = 2) -> Machine:
     """In every `every`-th step, from the first on, sample `references` more prompts, see `references_of`.
 
     Their groups measure difficulties and are not trained on. Until the next such step no other prompt is drawn twice.
     """
 
-    def make(facts: PromptFacts) -> Machine:
-        chosen = references_of(facts, references, every)
+    chosen = references_of(facts, references, every)
 
-        def asked(state: State, ids: Array) -> Array:
-            return np.isin(ids, chosen(state["step"]))
+    def asked(state: State, ids: Array) -> Array:
+        return np.isin(ids, chosen(state["step"]))
 
-        def observe(state: State, outcome: Outcome) -> State:
-            ids, step = outcome.results.ids, state["step"] + 1
-            others = ids[~asked(state, ids)].astype(np.int32)
-            drawn = np.zeros(0, np.int32) if step % every == 0 else np.concatenate([state["drawn"], others])
-            return {"step": step, "drawn": drawn}
+    def observe(state: State, outcome: Outcome) -> State:
+        ids, step = outcome.results.ids, state["step"] + 1
+        others = ids[~asked(state, ids)].astype(np.int32)
+        drawn = np.zeros(0, np.int32) if step % every == 0 else np.concatenate([state["drawn"], others])
+        return {"step": step, "drawn": drawn}
 
-        return Machine(
-            {"step": 0, "drawn": np.zeros(0, np.int32)},
-            score=lambda state, prompts, random: np.where(asked(state, prompts.ids), _FIRST, 0.0),
-            excluded=lambda state, prompts: where(
-                Why.RECENT, np.isin(prompts.ids, state["drawn"]) & ~asked(state, prompts.ids)
-            ),
-            size=lambda state, count: count + len(chosen(state["step"])),
-            observe=observe,
-            reasons=(Why.RECENT,),
-            columns=lambda state, ids: [{ONLY_MEASURED: bool(one)} for one in asked(state, ids)],
-        )
-
-    return make
+    return Machine(
+        {"step": 0, "drawn": np.zeros(0, np.int32)},
+        score=lambda state, prompts, random: np.where(asked(state, prompts.ids), _FIRST, 0.0),
+        excluded=lambda state, prompts: where(
+            Why.RECENT, np.isin(prompts.ids, state["drawn"]) & ~asked(state, prompts.ids)
+        ),
+        size=lambda state, count: count + len(chosen(state["step"])),
+        observe=observe,
+        reasons=(Why.RECENT,),
+        columns=lambda state, ids: [{ONLY_MEASURED: bool(one)} for one in asked(state, ids)],
+    )
 
 
 class Predictor(NamedTuple):
@@ -237,11 +232,11 @@ def predictor_of(size: int, seed: int, units: int = 896, layers: int = 3, rate: 
     return Predictor(first, learnt, found)
 
 
-@part
+@batch_part
 def attention(
-    references: Count = 256, every: Count = 2, units: Count = 896, layers: Count = 3, rate: Positive = 1e-3,
-    passes: Count = 20, column: str | None = None, rates: str | None = None,
-) -> ModelOf:  # fmt: skip
+    facts: PromptFacts, references: Count = 256, every: Count = 2, units: Count = 896, layers: Count = 3,
+    rate: Positive = 1e-3, passes: Count = 20, column: str | None = None, rates: str | None = None,
+) -> SuccessModel:  # fmt: skip
     """Success rates predicted from the last references, which `reference_groups` samples, by networks that learn.
 
     Before the first ones it is 1/2. column: of the data set, with the embedding of each prompt, a list of numbers;
@@ -250,46 +245,43 @@ def attention(
     curriculum/prediction_error is the mean squared error on the last references, before these were learnt from.
     """
 
-    def make(facts: PromptFacts) -> SuccessModel:
-        chosen, rank = references_of(facts, references, every), facts.rank
-        table = embeddings_of(facts, column).mean(axis=1)
-        model = predictor_of(table.shape[1], facts.seed, units, layers, rate)
-        K, held = references, nn.is_held_out(facts)
+    chosen, rank = references_of(facts, references, every), facts.rank
+    table = embeddings_of(facts, column).mean(axis=1)
+    model = predictor_of(table.shape[1], facts.seed, units, layers, rate)
+    K, held = references, nn.is_held_out(facts)
 
-        def predicted(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
-            if not (state["ids"][-1] >= 0).any():
-                return np.full(len(prompts.ids), 0.5)
-            return of_last(state, prompts.ids)
+    def predicted(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
+        if not (state["ids"][-1] >= 0).any():
+            return np.full(len(prompts.ids), 0.5)
+        return of_last(state, prompts.ids)
 
-        def of_last(state: State, ids: Array) -> Array:
-            return model.rates(state["predictor"], table[ids], table[state["ids"][-1]], state["rates"][-1])
+    def of_last(state: State, ids: Array) -> Array:
+        return model.rates(state["predictor"], table[ids], table[state["ids"][-1]], state["rates"][-1])
 
-        def observe(state: State, outcome: Outcome) -> State:
-            results = outcome.results
-            new = np.isin(results.ids, chosen(outcome.before.step))
-            if not new.any():
-                return {}
-            order = np.argsort(rank[results.ids[new]])
-            ids, measured = results.ids[new][order], results.mean[new][order]
-            after: State = {}
-            if (state["ids"][-1] >= 0).any():
-                after["error"] = float(np.mean((of_last(state, ids) - measured) ** 2))
-            after["ids"] = np.concatenate([state["ids"][1:], padded_to(ids, K, -1, np.int32)[None]])
-            after["rates"] = np.concatenate([state["rates"][1:], padded_to(measured, K, np.nan, np.float64)[None]])
-            there = int((after["ids"][:, 0] >= 0).sum())
-            # The rounds that there are, over and over, so that one program serves any number of them.
-            order = np.resize(np.arange(ROUNDS - there, ROUNDS), ROUNDS)
-            known = after["ids"][order]
-            now = table[known], after["rates"][order], held[known]
-            after["predictor"] = model.learnt(state["predictor"], *now, passes * there)
-            return after
+    def observe(state: State, outcome: Outcome) -> State:
+        results = outcome.results
+        new = np.isin(results.ids, chosen(outcome.before.step))
+        if not new.any():
+            return {}
+        order = np.argsort(rank[results.ids[new]])
+        ids, measured = results.ids[new][order], results.mean[new][order]
+        after: State = {}
+        if (state["ids"][-1] >= 0).any():
+            after["error"] = float(np.mean((of_last(state, ids) - measured) ** 2))
+        after["ids"] = np.concatenate([state["ids"][1:], padded_to(ids, K, -1, np.int32)[None]])
+        after["rates"] = np.concatenate([state["rates"][1:], padded_to(measured, K, np.nan, np.float64)[None]])
+        there = int((after["ids"][:, 0] >= 0).sum())
+        # The rounds that there are, over and over, so that one program serves any number of them.
+        order = np.resize(np.arange(ROUNDS - there, ROUNDS), ROUNDS)
+        known = after["ids"][order]
+        now = table[known], after["rates"][order], held[known]
+        after["predictor"] = model.learnt(state["predictor"], *now, passes * there)
+        return after
 
-        start: State = {"ids": np.full((ROUNDS, K), -1, np.int32), "rates": np.full((ROUNDS, K), np.nan), "error": 0.0}
-        start["predictor"] = model.start
-        if rates is not None:
-            earlier, measured = earlier_rounds(facts, rates, K)
-            known = table[earlier], measured, held[earlier]
-            start["predictor"] = model.learnt(model.start, *known, passes * len(measured))
-        return SuccessModel(predicted, start, observe, lambda state: {"prediction_error": state["error"]})
-
-    return make
+    start: State = {"ids": np.full((ROUNDS, K), -1, np.int32), "rates": np.full((ROUNDS, K), np.nan), "error": 0.0}
+    start["predictor"] = model.start
+    if rates is not None:
+        earlier, measured = earlier_rounds(facts, rates, K)
+        known = table[earlier], measured, held[earlier]
+        start["predictor"] = model.learnt(model.start, *known, passes * len(measured))
+    return SuccessModel(predicted, start, observe, lambda state: {"prediction_error": state["error"]})

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -10,13 +8,13 @@ from scipy.special import softmax
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, Count, NonNegative, Positive
-from jaxrl_llm.core.parts import part
+from jaxrl_llm.core.parts import batch_part
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import PromptFacts, State
-from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
+from jaxrl_llm.curriculum.rules import Machine, Outcome
 from jaxrl_llm.rollouts.guidance.hints import problem_of
-from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools, samples
+from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part, samples
 from jaxrl_llm.utils.errors import InputError, shown
 
 FIRST = (
@@ -37,7 +35,7 @@ LONGEST = 600  # characters of an instruction
     paper="arXiv 2512.01945",
     test="test_inspo.py::test_the_population_by_hand",
     beside={
-        "agents": ("instructions of an agent that searches; here of answers in one turn", "a rollout around agents"),
+        "agents": ("instructions of an agent that searches; here of answers in one turn", "a rollout around agents")
     },
 )
 def inspo(
@@ -70,99 +68,91 @@ def inspo(
     if not all(texts) or len(set(texts)) != len(texts) or len(texts) < 2:
         raise InputError(f"instructions is {shown(instructions)}, but must be two or more texts with | between them")
     rule = instruction_population(texts, temperature, every, proposals, checks, failures)
-    base = grpo(clip_low, clip_high, kl_coefficient)
-    return replace(base, curriculum=choose_prompts(rule), rollout=instructed())
+    return replace(grpo(clip_low, clip_high, kl_coefficient), curriculum=choose_prompts(rule), rollout=instructed())
 
 
-@part
-def instructed() -> Rollout:
+@program_part("instructed", demands=Demands(at_once=True))
+async def instructed(tools: Tools, task: Task) -> list[Episode]:
     """Samples of each prompt with the instruction before it that its row has, from `instruction_population`."""
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        if question := task.row.get("reflect"):
-            return await samples(tools, tools.prompt(question), range(task.samples))
-        instruction = task.row.get("instruction")
-        prompt = tools.prompt_with(f"{instruction}\n\n", first=True) if instruction else task.prompt
-        return await samples(tools, prompt, range(task.samples))
-
-    return Rollout(program, "instructed", demands=Demands(at_once=True))
+    if question := task.row.get("reflect"):
+        return await samples(tools, tools.prompt(question), range(task.samples))
+    instruction = task.row.get("instruction")
+    prompt = tools.prompt_with(f"{instruction}\n\n", first=True) if instruction else task.prompt
+    return await samples(tools, prompt, range(task.samples))
 
 
-@part
+@batch_part
 def instruction_population(
-    texts: tuple[str, ...], temperature: Positive = 0.1, every: Count = 10, proposals: Count = 2, checks: Count = 4,
-    failures: Count = 3,
-) -> RuleOf:  # fmt: skip
+    facts: PromptFacts, texts: tuple[str, ...], temperature: Positive = 0.1, every: Count = 10, proposals: Count = 2,
+    checks: Count = 4, failures: Count = 3,
+) -> Machine:  # fmt: skip
     """The population of `inspo`, as a rule of a curriculum: rows get their instruction, in the column of this name, the
     question to reflect, "reflect", and `ONLY_MEASURED` where they are not trained on."""
 
-    def make(facts: PromptFacts) -> Machine:
-        start: State = {
-            "step": 0, "texts": list(texts), "total": [0.0] * len(texts), "count": [0.0] * len(texts), "trial": [],
-            "failed": [], "replaced": 0,
-        }  # fmt: skip
+    start: State = {
+        "step": 0, "texts": list(texts), "total": [0.0] * len(texts), "count": [0.0] * len(texts), "trial": [],
+        "failed": [], "replaced": 0,
+    }  # fmt: skip
 
-        def extra(state: State) -> list[int]:
-            """The prompts that the next step draws beside its own."""
-            phase, random = state["step"] % every, np.random.default_rng([facts.seed, 5, state["step"]])
-            if phase == every - 2 and state["failed"]:
-                return [state["failed"][0]["id"]]
-            if phase != every - 1 or not state["trial"]:
-                return []
-            wanted = min(checks * len(state["trial"]), facts.size // 2)
-            known = list(dict.fromkeys(one["id"] for one in state["failed"]))
-            others = facts.order[random.permutation(facts.size)[: wanted + len(known)]].tolist()
-            return list(dict.fromkeys([*known, *others]))[:wanted]
+    def extra(state: State) -> list[int]:
+        """The prompts that the next step draws beside its own."""
+        phase, random = state["step"] % every, np.random.default_rng([facts.seed, 5, state["step"]])
+        if phase == every - 2 and state["failed"]:
+            return [state["failed"][0]["id"]]
+        if phase != every - 1 or not state["trial"]:
+            return []
+        wanted = min(checks * len(state["trial"]), facts.size // 2)
+        known = list(dict.fromkeys(one["id"] for one in state["failed"]))
+        others = facts.order[random.permutation(facts.size)[: wanted + len(known)]].tolist()
+        return list(dict.fromkeys([*known, *others]))[:wanted]
 
-        def weights(state: State) -> list[float]:
-            return [total / max(count, 1.0) for total, count in zip(state["total"], state["count"], strict=True)]
+    def weights(state: State) -> list[float]:
+        return [total / max(count, 1.0) for total, count in zip(state["total"], state["count"], strict=True)]
 
-        def drawn(state: State, prompt: int) -> int:
-            random = np.random.default_rng([facts.seed, 6, state["step"], int(facts.rank[prompt])])
-            return int(random.choice(len(state["texts"]), p=softmax(np.divide(weights(state), temperature))))
+    def drawn(state: State, prompt: int) -> int:
+        random = np.random.default_rng([facts.seed, 6, state["step"], int(facts.rank[prompt])])
+        return int(random.choice(len(state["texts"]), p=softmax(np.divide(weights(state), temperature))))
 
-        def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
-            apart = extra(state)
+    def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
+        apart = extra(state)
 
-            def of(prompt: int) -> dict[str, Any]:
-                row = {"instruction": "", "reflect": "", ONLY_MEASURED: prompt in apart}
-                if prompt not in apart:
-                    return {**row, "instruction": state["texts"][drawn(state, prompt)]}
-                if trial := state["trial"]:
-                    return {**row, "instruction": trial[apart.index(prompt) % len(trial)]}
-                return {**row, "reflect": _question(state, int(np.argmax(weights(state))))}
+        def of(prompt: int) -> dict[str, Any]:
+            row = {"instruction": "", "reflect": "", ONLY_MEASURED: prompt in apart}
+            if prompt not in apart:
+                return {**row, "instruction": state["texts"][drawn(state, prompt)]}
+            if trial := state["trial"]:
+                return {**row, "instruction": trial[apart.index(prompt) % len(trial)]}
+            return {**row, "reflect": _question(state, int(np.argmax(weights(state))))}
 
-            return [of(int(prompt)) for prompt in ids]
+        return [of(int(prompt)) for prompt in ids]
 
-        def observe(state: State, outcome: Outcome) -> State:
-            after = {name: (list(x) if isinstance(x, list) else x) for name, x in state.items()}
-            after["step"] = state["step"] + 1
-            tried: dict[str, list[float]] = {}
-            for row, prompt, rewards, said in _groups(outcome.step):
-                if row.get("reflect"):
-                    after["trial"] = _new(said, state["texts"])[:proposals]
-                elif row.get(ONLY_MEASURED):
-                    tried.setdefault(row["instruction"], []).append(float(np.mean(rewards)))
-                elif row.get("instruction") in state["texts"]:
-                    j = state["texts"].index(row["instruction"])
-                    after["total"][j] += float(np.mean(rewards))
-                    after["count"][j] += 1.0
-                    worst = int(np.argmin(rewards))
-                    answer = {"id": prompt, "text": problem_of(facts.rows[prompt]), "said": said[worst][:SHOWN]}
-                    after["failed"].append({**answer, "instruction": row["instruction"], "reward": rewards[worst]})
-            after["failed"] = sorted(after["failed"], key=lambda one: one["reward"])[: failures * len(texts)]
-            if state["trial"]:
-                after |= _inserted({**after, "trial": []}, tried, weights(after))
-            return after
+    def observe(state: State, outcome: Outcome) -> State:
+        after = {name: (list(x) if isinstance(x, list) else x) for name, x in state.items()}
+        after["step"] = state["step"] + 1
+        tried: dict[str, list[float]] = {}
+        for row, prompt, rewards, said in _groups(outcome.step):
+            if row.get("reflect"):
+                after["trial"] = _new(said, state["texts"])[:proposals]
+            elif row.get(ONLY_MEASURED):
+                tried.setdefault(row["instruction"], []).append(float(np.mean(rewards)))
+            elif row.get("instruction") in state["texts"]:
+                j = state["texts"].index(row["instruction"])
+                after["total"][j] += float(np.mean(rewards))
+                after["count"][j] += 1.0
+                worst = int(np.argmin(rewards))
+                answer = {"id": prompt, "text": problem_of(facts.rows[prompt]), "said": said[worst][:SHOWN]}
+                after["failed"].append({**answer, "instruction": row["instruction"], "reward": rewards[worst]})
+        after["failed"] = sorted(after["failed"], key=lambda one: one["reward"])[: failures * len(texts)]
+        if state["trial"]:
+            after |= _inserted({**after, "trial": []}, tried, weights(after))
+        return after
 
-        def metrics(state: State) -> dict[str, float]:
-            return {"best_weight": max(weights(state)), "replaced": float(state["replaced"])}
+    def metrics(state: State) -> dict[str, float]:
+        return {"best_weight": max(weights(state)), "replaced": float(state["replaced"])}
 
-        score = lambda state, prompts, random: np.where(np.isin(prompts.ids, extra(state)), 1e12, 0.0)  # noqa: E731
-        size = lambda state, count: count + len(extra(state))  # noqa: E731
-        return Machine(start, score=score, size=size, observe=observe, metrics=metrics, columns=columns)
-
-    return make
+    score = lambda state, prompts, random: np.where(np.isin(prompts.ids, extra(state)), 1e12, 0.0)  # noqa: E731
+    size = lambda state, count: count + len(extra(state))  # noqa: E731
+    return Machine(start, score=score, size=size, observe=observe, metrics=metrics, columns=columns)
 
 
 def _question(state: State, best: int) -> str:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
@@ -44,13 +42,10 @@ def sgpo(
     with smaller groups have more of them. The paper trains each stage to convergence.
     """
     rule = sorted_by_profile(stage_steps, profile or None, profile_samples, trivial, unsolved_share)
-    base = grpo(clip_low, clip_high, kl_coefficient, ddof=0)
-    return replace(base, curriculum=choose_prompts(rule, least_tried()))
+    return replace(grpo(clip_low, clip_high, kl_coefficient, ddof=0), curriculum=choose_prompts(rule, least_tried()))
 
 
 GROUP_SIZES = (2, 4, 8)
-
-
 _UNKNOWN, _TRIVIAL, _UNSOLVED, _LEFT_OUT = 0, 100, 101, 102  # classes of a profile beside the group sizes
 
 
@@ -138,10 +133,8 @@ def sorted_by_profile(
                 raise InputError(f"this curriculum is for groups of {samples} samples: set group_size to {samples}")
             return np.full(len(prompts.ids), each)
 
-        def metrics(state: State) -> dict[str, float]:
-            return {"group_size": float(state["size"])}
-
         reasons = (Why.SOLVED, Why.UNSOLVED, Why.LATER, Why.EARLIER)
+        metrics = lambda state: {"group_size": float(state["size"])}  # noqa: E731
         return Machine(start, None, left_out, size, counts, observe, metrics, reasons)
 
     return make

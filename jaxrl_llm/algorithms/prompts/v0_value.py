@@ -10,8 +10,6 @@ to each other in layers, and a new prompt, W e(x), to what the context is in eac
 The context is a set: its order changes nothing, and new prompts do not see each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
@@ -178,9 +176,8 @@ def value_logits(
         def through(y: jax.Array, layer: Any = layer, key: jax.Array = key, value: jax.Array = value) -> jax.Array:
             q = nn.linear(layer["q"], nn.layer_norm(layer["norm"], y))
             y = y + nn.linear(layer["o"], _by_heads(q, key, value, mask, 4))
-            return y + nn.linear(
-                layer["down"], jax.nn.gelu(nn.linear(layer["up"], nn.layer_norm(layer["mlp_norm"], y)))
-            )
+            up = jax.nn.gelu(nn.linear(layer["up"], nn.layer_norm(layer["mlp_norm"], y)))
+            return y + nn.linear(layer["down"], up)
 
         support, x = through(support), through(x)
     return nn.linear(params["last"], nn.layer_norm(params["last_norm"], x))[:, 0]
@@ -204,9 +201,8 @@ def value_model(size: int, seed: int, sizes: Sizes = Sizes(), rate: float = 1e-3
 
     def asked_loss(vector: jax.Array, x: jax.Array, z: jax.Array, context: jax.Array, asked: jax.Array) -> jax.Array:
         logits = value_logits(whole(vector), x, x, z.astype(jnp.int32), context, sizes.heads)
-        return jnp.sum(jnp.where(asked, optax.sigmoid_binary_cross_entropy(logits, z), 0.0)) / jnp.maximum(
-            jnp.sum(asked), 1
-        )
+        each = optax.sigmoid_binary_cross_entropy(logits, z)
+        return jnp.sum(jnp.where(asked, each, 0.0)) / jnp.maximum(jnp.sum(asked), 1)
 
     def loss(
         vector: jax.Array, number: jax.Array, x: jax.Array, labels: jax.Array, held: jax.Array, seed: jax.Array

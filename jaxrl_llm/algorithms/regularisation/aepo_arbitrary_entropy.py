@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 from asyncio import gather
-from collections.abc import Callable
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -12,28 +8,23 @@ from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.multipliers import last_entropy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, AboveOne, Fraction, NonNegative, Positive
-from jaxrl_llm.core.parts import Trajectories, chain, controller, counted, part, step_part
+from jaxrl_llm.core.parts import Array, Trajectories, chain, controller, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.selection.rows import ranks_within, row_noise
 
 
-@part
+@step_part
 def temperature_by_entropy(
-    target_entropy: float, hot: float, cold: float
-) -> Callable[[jax.Array, dict[str, jax.Array]], jax.Array]:
+    value: Array, feedback: dict[str, Array], target_entropy: float, hot: float, cold: float
+) -> Array:
     """A function `(value, feedback) -> f32[]`: hot where the last entropy is at most the target, else cold."""
-
-    def temperature(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
-        return jnp.where(feedback["entropy"] <= target_entropy, hot, cold)
-
-    return temperature
+    return jnp.where(feedback["entropy"] <= target_entropy, hot, cold)
 
 
 @step_part
 def exchanged_for_tempered(
-    step: jax.Array, batch: Trajectories, target_entropy: float, most: float, least_advantage: float
+    step: Array, batch: Trajectories, target_entropy: float, most: float, least_advantage: float
 ) -> Trajectories:
     """A function `(step, batch) -> batch` that exchanges rows as in `aepo_arbitrary_entropy`."""
     scored = ~jnp.isnan(batch.scores)
@@ -87,13 +78,12 @@ def aepo_arbitrary_entropy(
     row is right in a mixed group, the step is one of GRPO.
     """
 
-    objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(
         chain(
             controller("temperature", hot, temperature_by_entropy(target_entropy, hot, cold)),
             counted(exchanged_for_tempered(target_entropy, most, least_advantage), {"tempered", "old_logp"}),
         ),
-        objective,
+        policy_gradient(token_ratio("old"), clip(clip_low, clip_high, dual_clip), token_mean()),
         rollout=with_tempered(hot, tempered_share),
     )
 
@@ -117,9 +107,5 @@ def with_tempered(start: Positive, share: Fraction = 0.25, control: str = "tempe
         episodes = await gather(*first, *again)
         return [episode.with_info(tempered=float(i >= count)) for i, episode in enumerate(episodes)]
 
-    return Rollout(
-        program,
-        f"with_tempered({share:g})",
-        frozenset({"tempered"}),
-        demands=Demands(variable_size=share > 0, max_episodes=lambda G: 2 * G if share else G),
-    )
+    demands = Demands(variable_size=share > 0, max_episodes=lambda G: 2 * G if share else G)
+    return Rollout(program, f"with_tempered({share:g})", frozenset({"tempered"}), demands=demands)

@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, revised
@@ -11,14 +8,14 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.score_function.otr import static_number
 from jaxrl_llm.core.annotations import CODE, AboveOne, NonNegative, Number, Positive
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @batch_part
 def mixed_with_tempered(
     batch: Trajectories, target_entropy: float, gap_cap: float, success: float, hot_name: str, cold_name: str
-) -> jax.Array:
+) -> Array:
     """A function `batch -> f32[N, L]`: the advantages of `dcpo_distribution_centric`."""
     gap = target_entropy - last_entropy(batch)
     tempered = jnp.where(gap >= 0, batch.need(hot_name), batch.need(cold_name))
@@ -49,28 +46,21 @@ def dcpo_distribution_centric(
         alpha = min(|H0 - H|, gap_cap) / mean(c);  alpha <- alpha / (1 + alpha)
         A_t = (1 - alpha) A_grpo + alpha c w_t
 
-    then PPO's clip (clip_low, clip_high; dual_clip where A < 0) and a token mean. Without a correct sample, and at
-    H = H0, this is GRPO. hot and cold must be static numbers, because they are part of the names of needs: the loop
+    then PPO's clip (clip_low, clip_high; dual_clip where A < 0) and a token mean. Without a correct sample, and at H =
+    H0, this is GRPO. hot and cold must be static numbers, because they are part of the names of needs: the loop
     provides log-probabilities at these temperatures as "tempered_logp:1.2" and "tempered_logp:0.8". H is the update's
-    mean token entropy;
-    the released code estimates it by the mean of -logp. The released script has target_entropy 0.5; its README reports
-    the best average at 0.25.
+    mean token entropy; the released code estimates it by the mean of -logp. The released script has target_entropy 0.5;
+    its README reports the best average at 0.25.
     """
     hot_name, cold_name = (f"tempered_logp:{static_number(name, T):g}" for name, T in (("hot", hot), ("cold", cold)))
-
+    mixed = mixed_with_tempered(target_entropy, gap_cap, success, hot_name, cold_name)
     return Algorithm(
-        transform=chain(
-            group_relative(),
-            revised(
-                mixed_with_tempered(target_entropy, gap_cap, success, hot_name, cold_name),
-                needs={hot_name, cold_name, "feedback"},
-            ),
-        ),
-        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean()),
+        transform=chain(group_relative(), revised(mixed, needs={hot_name, cold_name, "feedback"})),
+        objective=clipped_policy(clip_low, clip_high, dual=dual_clip),
     )
 
 
-def mixture_share(gap: jax.Array, cap: Number, fraction: jax.Array) -> jax.Array:
+def mixture_share(gap: Array, cap: Number, fraction: Array) -> Array:
     """alpha / (1 + alpha) with alpha = min(|gap|, cap) / fraction, f32[]; 0 where the fraction is 0 (DCPO, 2601.12730).
 
     >>> print(round(float(mixture_share(jnp.array(0.1), 0.1, jnp.array(0.5))), 4))

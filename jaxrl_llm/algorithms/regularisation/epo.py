@@ -1,15 +1,13 @@
-from __future__ import annotations
-
 from typing import Annotated, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Number, check_number
-from jaxrl_llm.core.parts import Objective, State, Trajectories, Transform, chain, part, totals_of, weighted
-from jaxrl_llm.objectives import Average, entropy, entropy_corridor
+from jaxrl_llm.core.parts import Array, Objective, State, Trajectories, Transform, chain, part, totals_of, weighted
+from jaxrl_llm.objectives import entropy, entropy_corridor
+from jaxrl_llm.objectives.averages import average_part
 from jaxrl_llm.objectives.ratios import over_span
 
 
@@ -43,32 +41,28 @@ def epo(
     The released code penalises with a constant outside the corridor, which has no gradient, and bounds the loss of bad
     actions by 3 |A|. The hinge here is the paper's. According to the code's configuration its g is the paper's.
     """
-    base = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
+    base = grpo(clip_low, clip_high, kl_coefficient, average=average)
     total = 150 if total_steps is None else total_steps
     corridor = corridor_of_history(corridor_low, corridor_high, smoothing, total, decay)
     return Algorithm(chain(base.transform, corridor), base.objective - entropy_coefficient * smoothed_entropy())
 
 
-@part
-def turn_mean() -> Average:
+@average_part({"turns"})
+def turn_mean(values: Array, batch: Trajectories) -> Array:
     """Mean over sequences of the mean over turns of the mean over a turn's tokens."""
-
-    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
-        weights = batch.loss_weights
-        size = over_span(jnp.abs(weights), batch, "turn", mean=False)
-        of_turn = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
-        turns = jnp.sum(of_turn * weights, axis=1)
-        rows = jnp.sum(weighted(values, batch) * of_turn, axis=1) / jnp.where(turns > 0, turns, 1.0)
-        return jnp.sum(rows) / totals_of(batch)["sequences"]
-
-    return Average(average, frozenset({"turns"}))
+    weights = batch.loss_weights
+    size = over_span(jnp.abs(weights), batch, "turn", mean=False)
+    of_turn = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
+    turns = jnp.sum(of_turn * weights, axis=1)
+    rows = jnp.sum(weighted(values, batch) * of_turn, axis=1) / jnp.where(turns > 0, turns, 1.0)
+    return jnp.sum(rows) / totals_of(batch)["sequences"]
 
 
 class History(NamedTuple):
     """The sum of a metric over past updates, and their number."""
 
-    total: jax.Array  # f32[]
-    updates: jax.Array  # f32[]
+    total: Array  # f32[]
+    updates: Array  # f32[]
 
 
 def with_last(history: History, batch: Trajectories, metric: str) -> History:
@@ -80,7 +74,7 @@ def with_last(history: History, batch: Trajectories, metric: str) -> History:
     return History(total, history.updates + known.astype(jnp.float32))
 
 
-def phase_weight(k: Number, total: Number, decay: Number) -> jax.Array:
+def phase_weight(k: Number, total: Number, decay: Number) -> Array:
     """1 + exp(-decay k / floor(total / 2)): from 2 at the start of the run towards 1 (2509.22576)."""
     return 1 + jnp.exp(-decay * k / jnp.maximum(jnp.floor(jnp.asarray(total, jnp.float32) / 2), 1))
 

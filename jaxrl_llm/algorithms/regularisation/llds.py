@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
@@ -8,8 +6,7 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_settings, several_steps
 from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Gate, NonNegative
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part
-from jaxrl_llm.objectives import Average, likelihood_preserving, token_mean
-from jaxrl_llm.objectives.averages import mean_by
+from jaxrl_llm.objectives import Average, likelihood_preserving, mean_by, token_mean
 
 
 @method(
@@ -48,11 +45,10 @@ def llds(
     (kl_coefficient). preset "paper" or "code" sets all of these. The penalty is 0 at the first update of a batch:
     set --epochs or --minibatches.
     """
-    base = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
+    base = grpo(clip_low, clip_high, kl_coefficient, average=average)
     mean = token_mean() if penalty_over == "all" else nonnegative_mean()
-    return Algorithm(
-        base.transform, base.objective + coefficient * likelihood_preserving(gate, final=final, average=mean)
-    )
+    penalty = likelihood_preserving(gate, final=final, average=mean)
+    return Algorithm(base.transform, base.objective + coefficient * penalty)
 
 
 @part

@@ -1,22 +1,18 @@
-from __future__ import annotations
-
-from collections.abc import Sequence
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import generalised_advantages, revised
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
 from jaxrl_llm.core.annotations import CODE, OURS, RUN, NonNegative, Number, Positive
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part
-from jaxrl_llm.core.reference import Mixture, Params, ReferenceRule, model_names
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
+from jaxrl_llm.core.reference import Mixture, ReferenceRule, model_names
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio, value_loss
 
 
 @batch_part
-def constrained_weights(batch: Trajectories, multiplier: Number, cap: Number) -> jax.Array:
+def constrained_weights(batch: Trajectories, multiplier: Number, cap: Number) -> Array:
     """A function `batch -> f32[N, L]`: the weights w of `tscac`."""
     constraint = batch.need("reference_logp") - batch.need("old_logp")
     # The exponent is bounded like log-ratios, so that the weights stay finite.
@@ -68,8 +64,7 @@ def mixture(*models: str, option: str | None = None) -> ReferenceRule:
 
     The initial policy is not part of it. option: see `ReferenceRule`.
     """
-
-    def init(initial: Params, others: Sequence[Params]) -> Mixture:
-        return Mixture(tuple(others), tuple(1 / len(others) for _ in others))
-
-    return ReferenceRule(init, models=model_names(models), option=option)
+    return ReferenceRule(
+        lambda initial, others: Mixture(tuple(others), tuple(1 / len(others) for _ in others)),
+        models=model_names(models), option=option,
+    )  # fmt: skip

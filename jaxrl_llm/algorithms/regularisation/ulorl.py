@@ -1,31 +1,25 @@
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number, ZeroOrOne
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.penalties import right_answers
+from jaxrl_llm.objectives import clip, policy_gradient, right_answers, token_mean, token_ratio
 
 
-def mastered(
-    p: jax.Array, entropy: jax.Array, right: jax.Array, mask: jax.Array, tau: Number, sigma: Number
-) -> jax.Array:
+def mastered(p: Array, entropy: Array, right: Array, mask: Array, tau: Number, sigma: Number) -> Array:
     """bool[N, L]: tokens with p >= tau in correct responses whose mean token entropy is below sigma."""
     H = jnp.sum(jnp.where(mask, entropy, 0.0), axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
     return mask & (p >= tau) & ((sigma > H) & (right > 0))[:, None]
 
 
-@batch_part
+@stateless_part()
 def without_mastered(batch: Trajectories, tau: float, sigma: float, threshold: float) -> Trajectories:
-    """A function of the batch that sets the advantages of `mastered` tokens to 0."""
+    """Set the advantages of `mastered` tokens to 0."""
     p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
     known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
     return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
@@ -64,11 +58,8 @@ def ulorl(
     segment is the run's `segment_tokens`, or max_length / segments tokens (segments = 1: no segments).
     """
     rho = token_ratio("old" if sampling == "POIS" else "behaviour")
-    transform = chain(
-        group_relative(ddof=ddof, epsilon=epsilon),
-        drop_uniform_groups(),
-        stateless(without_mastered(tau, sigma, threshold)),
-    )
+    credit = group_relative(ddof=ddof, epsilon=epsilon)
+    transform = chain(credit, drop_uniform_groups(), without_mastered(tau, sigma, threshold))
     length = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
     strategy = Partial(segment_tokens=length) if length else None
     return Algorithm(transform, policy_gradient(rho, clip(clip_low, clip_high), token_mean()), strategy=strategy)

@@ -1,17 +1,14 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.advantages.filters import replayed_rows
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.advantages.replayed import replayed_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, NonNegativeInt, Positive, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.parts import Trajectories, part, stateless_part
+from jaxrl_llm.core.parts import Array, Trajectories, part, stateless_part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives import by_rows, clip, imitation, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay import buffers
@@ -53,7 +50,7 @@ def a2pr(
     return Algorithm(relative_to_own(ddof, epsilon), objective, replay=best_of_prompt(replay_prompts))
 
 
-def best_answers(scores: jax.Array, group: jax.Array, stored: jax.Array) -> jax.Array:
+def best_answers(scores: Array, group: Array, stored: Array) -> Array:
     """f32[N]: the weight of each group's best answer if it is better than the mean of the group's own, else 0.
 
     scores f32[N], NaN where not scored; stored bool[N]: answers that are not the group's own, which count only where
@@ -84,7 +81,7 @@ def relative_to_own(batch: Trajectories, ddof: int = 1, epsilon: float = 1e-6) -
     return batch.replace(advantages=advantage[:, None] * batch.action_mask).with_info(cloned=cloned)
 
 
-def cloned_rows(batch: Trajectories) -> jax.Array:
+def cloned_rows(batch: Trajectories) -> Array:
     """f32[N]: the weights that `relative_to_own` wrote."""
     return batch.need("cloned")
 

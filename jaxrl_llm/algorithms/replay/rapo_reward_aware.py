@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax.numpy as jnp
@@ -12,10 +10,11 @@ from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative, ZeroO
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.records import Array, mean_by_prompt
-from jaxrl_llm.curriculum.stages import drop_solved
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.curriculum.scores import drop_solved
+from jaxrl_llm.objectives import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
 
 
@@ -56,7 +55,7 @@ def rapo_reward_aware(
     a judge's, see `rewards.tool_calls`; the paper's judge sees claims, which B_v limits there. With them r > success
     says that the answer is right, unless half of the calls or more are redundant and the format is wrong.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
+    objective = clipped_policy(clip_low, clip_high, sequence_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), rescale_to_informative())
     replay = swapped_successes(none_above(success), success, 1, "random", accuracy)
     easy = drop_solved(solved, measure=solve_rate(success, accuracy))

@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
-from jaxrl_llm.advantages.replayed import keep_stored_advantages
+from jaxrl_llm.advantages.filters import keep_stored_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt, ZeroOrOne

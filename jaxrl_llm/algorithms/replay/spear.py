@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from typing import Annotated
 
@@ -8,21 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.filters import drop_rows, truncated_rows
-from jaxrl_llm.advantages.replayed import keep_stored_advantages, replayed_rows
+from jaxrl_llm.advantages.filters import drop_rows, keep_stored_advantages, replayed_rows, truncated_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.annotations import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive, check_number
 from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import (
-    AtLeastOne,
-    Count,
-    Fraction,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
-    check_number,
-)
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, counted, part
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, counted_part, part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives import by_rows, policy_gradient, sequence_sum, token_ratio
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
@@ -90,7 +79,7 @@ def spear(
     objective += "replay_weight" * policy_gradient(rho, surrogate, past, refresh=draw)
     transform = chain(
         leave_out(truncated_rows),
-        drop_least_varied(varied),
+        drop_rows(least_varied(varied)),
         group_relative("none"),
         keep_stored_advantages(),
         count_batches(),
@@ -114,26 +103,20 @@ def varied_groups(scores: jax.Array, group: jax.Array, share: float) -> jax.Arra
     return known & (above < jnp.ceil(share * jnp.sum(first) - 1e-4))
 
 
-@part
-def drop_least_varied(share: Fraction = 0.75) -> Transform:
-    """Keep the share of groups whose rewards vary most, and all replayed rows: see `varied_groups`."""
-
-    def dropped(batch: Trajectories) -> jax.Array:
-        stored = replayed_rows(batch)
-        return ~stored & ~varied_groups(jnp.where(stored, jnp.nan, batch.scores), batch.group, share)
-
-    return drop_rows(dropped)
+@batch_part
+def least_varied(batch: Trajectories, share: Fraction = 0.75) -> jax.Array:
+    """A function `batch -> bool[N]`: rows of all but the share of groups whose rewards vary most, none replayed."""
+    stored = replayed_rows(batch)
+    return ~stored & ~varied_groups(jnp.where(stored, jnp.nan, batch.scores), batch.group, share)
 
 
-@part
-def warm_up_replay(steps: Positive = 200.0, weight: NonNegative = 1.0) -> Transform:
+@counted_part()
+def warm_up_replay(
+    t: jax.Array, batch: Trajectories, steps: Positive = 200.0, weight: NonNegative = 1.0
+) -> Trajectories:
     """Write the control "replay_weight", weight (1 - cos(pi min(t, steps)/steps))/2 in step t = 0, 1, ..."""
-
-    def apply(t: jax.Array, batch: Trajectories) -> Trajectories:
-        done = jnp.minimum(t.astype(jnp.float32) / steps, 1.0)
-        return batch.with_controls(replay_weight=0.5 * weight * (1 - jnp.cos(jnp.pi * done)))
-
-    return counted(apply)
+    done = jnp.minimum(t.astype(jnp.float32) / steps, 1.0)
+    return batch.with_controls(replay_weight=0.5 * weight * (1 - jnp.cos(jnp.pi * done)))
 
 
 @part

@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, NonNegativeInt, Positive, ZeroOrOne
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.replay.base import faded, whole_groups
 
 
@@ -40,6 +38,5 @@ def symphony_fading_replay(
     preset "first" is the code's first version (fade 7, fade_power 2, fade_tail 0), "second" its second (70, 30, 0.02),
     a sharp recent part with a weak tail.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     replay = whole_groups(replay_share, faded(fade, fade_power, fade_tail), replay_groups)
-    return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective, replay=replay)
+    return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), clipped_policy(clip_low, clip_high), replay=replay)

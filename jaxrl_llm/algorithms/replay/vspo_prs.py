@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -12,8 +10,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AtLeastOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.objectives.off_policy import scale_by_info
+from jaxrl_llm.objectives import scale_by_info, sequence_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
 from jaxrl_llm.replay.buffers import Store, keep, take, to_rows
 from jaxrl_llm.replay.into_groups import outcomes
@@ -52,8 +50,7 @@ def vspo_prs(
     reading of its summary. With --tools or --environment the rows of a group are those of episodes, and its copies have
     their observations, which stay masked.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
-    objective += kl_coefficient * kl(to="reference", estimator="k3", average=sequence_mean())
+    objective = clipped_policy(clip_low, clip_high, sequence_mean(), kl_coefficient=kl_coefficient)
     weights = parse_weights(reward_stages or "")
     most = max(1.0, sum(max(weight, 0.0) for weight in weights.values())) if highest is None else highest
     replay = valued_groups(copies, most)
@@ -80,9 +77,8 @@ def valued_groups(copies: AtLeastOne = 2.0, highest: float = 1.0) -> Replay:
             weight: Any = np.ones(len(group), np.float32)
             found = mixed(scored, fresh, {}, group, numbers[:0])
             return found._replace(batch=found.batch.with_info(copy_weight=weight)), state
-        weights = (
-            value / value.sum() if value.sum() > 0 else (deviation[first] > TOLERANCE) / (len(numbers) - len(free))
-        )
+        even = (deviation[first] > TOLERANCE) / (len(numbers) - len(free))
+        weights = value / value.sum() if value.sum() > 0 else even
         drawn = np.random.default_rng(seed).choice(numbers, len(free), p=weights)
         times = {int(number): 1 + int((drawn == number).sum()) for number in numbers}
         left = ~np.isin(group, free)

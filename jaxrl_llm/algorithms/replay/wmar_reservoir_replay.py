@@ -1,16 +1,14 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.replayed import keep_stored_advantages
+from jaxrl_llm.advantages.filters import keep_stored_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
@@ -43,7 +41,7 @@ def wmar_reservoir_replay(
     token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) with rho relative to the policy that sampled the
     token.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    objective = clipped_policy(clip_low, clip_high)
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), keep_stored_advantages())
     return Algorithm(transform, objective, replay=recent_and_reservoir(replay_share, recent, reservoir, ddof, epsilon))
 
@@ -77,10 +75,11 @@ def recent_and_reservoir(
         item = buffers.next_item(of_recent) + np.arange(len(group))
         rows = marked(fresh, item=item, step=step, advantage=advantage.astype(np.float32))
         rows = keep(marked(rows, key=random.random(len(group))), deviation > TOLERANCE)
-        new = {
-            "recent": buffers.newest(join(of_recent, rows), recent),
-            "reservoir": kept_in_reservoir(join(of_all, rows), reservoir),
-        }
+        every = join(of_all, rows)
+        if count(every) > reservoir:  # a uniform sample of all rows ever added, since their keys are uniform
+            largest = np.argsort(-every["of:key"], kind="stable")[:reservoir]
+            every = keep(every, np.isin(np.arange(count(every)), largest))
+        new = {"recent": buffers.newest(join(of_recent, rows), recent), "reservoir": every}
         numbers = group.max() + 1 + np.arange(count(past))
         return mixed(scored, fresh, past, group, numbers, with_advantage=True), buffers.together(new)
 
@@ -89,12 +88,3 @@ def recent_and_reservoir(
         dict, mix, provides, lambda state: buffers.parts_metrics(state, ("recent", "reservoir")),
         lambda rows: rows + min(round(share * rows), recent + reservoir), True,
     )  # fmt: skip
-
-
-def kept_in_reservoir(store: Store, rows: int) -> Store:
-    """The rows with the largest of:key, at most `rows`: a uniform sample of all rows ever added, for uniform keys."""
-    if count(store) <= rows:
-        return store
-    kept = np.zeros(count(store), bool)
-    kept[np.argsort(-store["of:key"], kind="stable")[:rows]] = True
-    return keep(store, kept)

@@ -1,22 +1,20 @@
-from __future__ import annotations
-
 import math
 import re
 from asyncio import gather
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, Fraction, NonNegative
+from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number
 from jaxrl_llm.core.buckets import bucket_quantile
-from jaxrl_llm.core.parts import Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
+from jaxrl_llm.objectives import constant
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rewards.transforms import rescore
@@ -77,27 +75,22 @@ def baichuan_m2(
     twice the same in it, or the judge writes no rubric that can be read; of a dialogue without another one nothing is
     learnt. The paper's filter and prompts were not found: these are ours.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), constant(max_length))
 
-    credit = chain(rescore(with_length_bonus(length_bonus, quantile, threshold)), group_relative("none"))
+    bonus = with_length_bonus(length_bonus, quantile, threshold)
+    credit = chain(rescore(bonus), group_relative("none"))
     rollout = sliced(judge) if slices else None if judge is None else judged(by_written_rubric(judge))
-    return Algorithm(credit, objective, rollout=rollout)
+    return Algorithm(credit, clipped_policy(clip_low, clip_high, constant(max_length)), rollout=rollout)
 
 
-@part
-def with_length_bonus(size: float, quantile: float, threshold: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def with_length_bonus(b: Trajectories, size: float, quantile: float, threshold: float) -> Array:
     """A function `batch -> f32[N]`: the scores plus their `gated_length_bonus`."""
-    return lambda b: b.scores + gated_length_bonus(b.scores, b.lengths, b.group, size, quantile, threshold)
+    return b.scores + gated_length_bonus(b.scores, b.lengths, b.group, size, quantile, threshold)
 
 
 def gated_length_bonus(
-    reward: jax.Array,
-    lengths: jax.Array,
-    group: jax.Array,
-    size: float | jax.Array,
-    quantile: float | jax.Array,
-    threshold: float | jax.Array,
-) -> jax.Array:
+    reward: Array, lengths: Array, group: Array, size: Number, quantile: Number, threshold: Number
+) -> Array:
     """size / sqrt(length) for the samples at or above the group's quantile q where q > threshold, else 0; f32[N]."""
     q = bucket_quantile(group, reward, quantile)
     return jnp.where((q > threshold) & (reward >= q), size / jnp.sqrt(jnp.maximum(lengths, 1.0)), 0.0)
@@ -235,17 +228,13 @@ def sliced(judge: Answerer | str | None = None) -> Rollout:
     def around(inner: Rollout) -> Rollout:
         if inner.agent is None:
             return inner if who is None else judged(by_written_rubric(who), inner)
-        if inner.agent.limits.compact is not None:
-            raise InputError("dialogues that are cut into slices are not compacted: leave out compact")
 
         async def play(tools: Tools, task: Task, settings: AgentSettings) -> Sequence[Episode]:
             whole = await converse(tools, task, task.samples, settings)
             turns, rubric = tools.random("slice").permutation(len(whole.past)).tolist(), Rubric("", ())
             if not whole.past:  # the environment cannot begin, which each sample then says
-                found = [
-                    path.one
-                    for path in await gather(*(converse(tools, task, n, settings) for n in range(task.samples)))
-                ]
+                paths = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
+                found = [path.one for path in paths]
             else:
                 turn, rubric = await ruled(tools, task, whole, turns)
                 found = list(await gather(*(_reply(whole, turn, number) for number in range(task.samples))))
@@ -254,7 +243,8 @@ def sliced(judge: Answerer | str | None = None) -> Rollout:
             return [row for of_one in await graded(tools, found, settings.turn_rewards) for row in of_one]
 
         return with_episodes(
-            inner, play, "dialogues of agents are cut into slices", "sliced", {JUDGE} if who else (), max_episodes=None,
+            inner, play, "dialogues of agents are cut into slices", "sliced", {JUDGE} if who else (),
+            "dialogues that are cut into slices are not compacted: leave out compact", max_episodes=None,
             reference=inner.demands.reference or (who is not None and who.reference),
         )  # fmt: skip
 

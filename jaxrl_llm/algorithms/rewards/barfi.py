@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import jax
@@ -11,7 +9,7 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, RUN, AverageName, Count, Fraction, NonNegative, Scale
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
-from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part
+from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, Transform, chain, objective_part, part
 from jaxrl_llm.objectives.averages import average_by_name, token_mean
 from jaxrl_llm.utils.errors import InputError
 
@@ -73,7 +71,7 @@ def barfi(
     the primary reward with a designer's at each state, and the inner policy converges before an outer step. What is
     here are scalar weights, and outer steps of first order. Its equations were known to us from notes only.
     """
-    loss = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
+    loss = grpo(clip_low, clip_high, kl_coefficient, average=average)
     momentum = 0.9 if adam_beta1 is None else adam_beta1
     blend = aligned_blend(component, weights, rate, inner_updates, smoothing, momentum, average)
     return Algorithm(chain(blend, group_relative(scale)), loss.objective + told_blend())
@@ -152,13 +150,9 @@ def aligned_blend(
     return Transform(init, apply, needed("old") | needed("previous"))
 
 
-@part
-def told_blend() -> Objective:
+@objective_part()
+def told_blend(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
     """No loss; metrics "blend/NAME", the weights of components that `aligned_blend` wrote."""
-
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
-        zero = jnp.zeros(batch.tokens.shape)
-        told = {name: x for name, x in (batch.controls or {}).items() if name.startswith(BLEND)}
-        return jnp.float32(0), {name: token_mean()(zero + x, batch) for name, x in told.items()}
-
-    return Objective(objective)
+    zero = jnp.zeros(batch.tokens.shape)
+    told = {name: x for name, x in (batch.controls or {}).items() if name.startswith(BLEND)}
+    return jnp.float32(0), {name: token_mean()(zero + x, batch) for name, x in told.items()}

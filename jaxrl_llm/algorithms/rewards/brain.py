@@ -1,14 +1,11 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, Number, PositiveNumber
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.parts import Objective, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Objective, Trajectories, chain, part
 from jaxrl_llm.objectives.preference.pairs import (
     bucket_log_sum_exp,
     coupled,
@@ -36,9 +33,7 @@ def brain(reward_temperature: Annotated[float, OURS] = 1.0, scale: Annotated[flo
     return Algorithm(chain(), tilted_targets(reward_temperature, scale))
 
 
-def target_shares(
-    score: jax.Array, target: jax.Array, known: jax.Array, group: jax.Array, scale: Number = 1.0
-) -> jax.Array:
+def target_shares(score: Array, target: Array, known: Array, group: Array, scale: Number = 1.0) -> Array:
     """Each row's share f32[N] of the mean over prompts of -sum_i a_i log b_i.
 
     a = softmax(target) and b = softmax(scale score) over the known rows bool[N] of a prompt. The derivative with
@@ -64,7 +59,7 @@ def tilted_targets(temperature: PositiveNumber = 1.0, scale: PositiveNumber = 1.
     behaviour policy, probabilities of whole sequences; see `target_shares`.
     """
 
-    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+    def shares(s: Array, batch: Trajectories) -> Array:
         known = scored_rows(batch)
         target = sequence_log_ratios(batch.need("reference_logp"), batch) + jnp.nan_to_num(batch.scores) / temperature
         return target_shares(s, target, known, batch.group, scale)

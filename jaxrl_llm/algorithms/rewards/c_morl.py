@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
@@ -8,12 +5,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import AverageName, NonNegativeNumber, Number, PositiveNumber
+from jaxrl_llm.core.annotations import AverageName, NonNegative, NonNegativeNumber, Number, Positive, PositiveNumber
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, Transform, chain, part, row_means
-from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
+from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, Transform, batch_part, chain, part, row_means
+from jaxrl_llm.objectives import token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.rewards.transforms import component_of, rescore
 from jaxrl_llm.utils.errors import InputError, unknown
@@ -41,10 +38,9 @@ def c_morl(
     above 0 at the start to constrain anything. Below 0.001 the logarithm goes on along its tangent. average: of the
     first term, see `average_by_name`.
 
-    The released code has c_i = (clip(rho) - share) mean r_i for each step, and stops at 0.001. Then log c_i is
-    log mean r_i plus a function of rho alone, whose gradient has the expectation 0 on policy: the rewards would not
-    matter, and a violated constraint would have no gradient. So c_i is here derived from the problem that it is to
-    solve.
+    The released code has c_i = (clip(rho) - share) mean r_i for each step, and stops at 0.001. Then log c_i is log mean
+    r_i plus a function of rho alone, whose gradient has the expectation 0 on policy: the rewards would not matter, and
+    a violated constraint would have no gradient. So c_i is here derived from the problem that it is to solve.
 
     A run extends one policy, the one that --model names. The whole method is the command jaxrl front
     (`training.front.grow_front`): policies for fixed weights of the rewards, by `grpo`; the set of those that no other
@@ -52,18 +48,16 @@ def c_morl(
     component. It compares the last policies of runs, one after another, where the paper keeps a buffer of all policies
     on the way and extends in parallel.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average_by_name(average))
+    objective = clipped_policy(clip_low, clip_high, average_by_name(average))
     objective += (1 / sharpness) * log_barrier(component, share, clip_low, clip_high)
-    return Algorithm(
-        chain(starting_means(component), rescore(reward_component(component)), group_relative()), objective
-    )
+    credit = chain(starting_means(component), rescore(reward_component(component)), group_relative())
+    return Algorithm(credit, objective)
 
 
 _MOST = 16  # components
 
 
 def _mean(values: jax.Array) -> jax.Array:
-    """The mean of what is not NaN; 0 of nothing."""
     known = ~jnp.isnan(values)
     return jnp.sum(jnp.where(known, values, 0.0)) / jnp.maximum(jnp.sum(known), 1)
 
@@ -117,8 +111,7 @@ def log_barrier(
     ratio_of = token_ratio()
 
     def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
-        rho = ratio_of(outputs, batch)
-        return row_means(jnp.clip(rho, 1 - clip_low, 1 + clip_high), batch)
+        return row_means(jnp.clip(ratio_of(outputs, batch), 1 - clip_low, 1 + clip_high), batch)
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         acts, terms = jnp.any(batch.loss_weights != 0, axis=1), []
@@ -135,10 +128,10 @@ def log_barrier(
     return coupled(score, shares, "barrier")
 
 
-@part
-def reward_component(name: str | None) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def reward_component(batch: Trajectories, name: str | None) -> jax.Array:
     """A function `batch -> f32[N]`: one component of the reward, or the combined one for None."""
-    return lambda batch: batch.scores if name is None else component_of(batch, name)
+    return batch.scores if name is None else component_of(batch, name)
 
 
 def constrained(batch: Trajectories, objective: str | None) -> dict[str, jax.Array]:
@@ -147,8 +140,5 @@ def constrained(batch: Trajectories, objective: str | None) -> dict[str, jax.Arr
     if objective is not None and objective not in rewards:
         raise unknown("reward component", objective, rewards)
     unscored = jnp.isnan(batch.scores)
-    return {
-        name: jnp.where(unscored, jnp.nan, x).astype(jnp.float32)
-        for name, x in sorted(rewards.items())
-        if name != objective
-    }
+    values = {name: jnp.where(unscored, jnp.nan, x).astype(jnp.float32) for name, x in sorted(rewards.items())}
+    return {name: x for name, x in values.items() if name != objective}

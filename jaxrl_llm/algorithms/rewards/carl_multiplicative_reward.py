@@ -1,15 +1,12 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.rewards.transforms import component_of, other_components, rescore
 
 
@@ -42,18 +39,14 @@ def carl_multiplicative_reward(
 
 
 @batch_part
-def product_of_factors(batch: Trajectories, progress: str | None, terminal: str | None, penalty: float) -> jax.Array:
+def product_of_factors(batch: Trajectories, progress: str | None, terminal: str | None, penalty: float) -> Array:
     """A function `batch -> f32[N]`: the component `progress` times all others, clipped to [0, 1], or -penalty.
 
     progress: None is the product of all components, clipped to [0, 1], and the reward itself where there is but one.
     -penalty is the reward where the component `terminal` is above 0.5; None: nowhere. A component that did not score a
     row is the factor 1.
     """
-    factors = (
-        other_components(batch, terminal or "")
-        if progress is None
-        else other_components(batch, progress, terminal or "")
-    )
+    factors = other_components(batch, *(() if progress is None else (progress,)), terminal or "")
     if progress is not None:
         out = component_of(batch, progress)
     elif len(factors) < 2:

@@ -1,18 +1,14 @@
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Fraction, NonNegative, Scale, check_number
+from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Fraction, NonNegative, Number, Scale, check_number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.rewards import transforms as rewards
 
 
@@ -57,27 +53,18 @@ def dgrpo_vital(
     before the run; neither is part of the method here. The size of its bonus is not known to us.
     """
     check_number("high - low", high - low, above=0)
-
     steps = [rewards.rescore(with_useful_range(component, low, high))] if component else []
     steps += [rewards.rescore(with_tool_bonus(tool_bonus), {"calls", "failed_calls"})]
     if weigh == "reward":
         steps += [rewards.rescore(times_weight_of_difficulty(least)), group_relative(scale)]
     else:
         steps += [group_relative(scale), weigh_advantages(weight_of_difficulty(least))]
-    return Algorithm(
-        chain(*steps),
-        grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
-    )
+    return Algorithm(chain(*steps), grpo(clip_low, clip_high, kl_coefficient, average=average).objective)
 
 
 def easiness_weight(
-    reward: jax.Array,
-    group: jax.Array,
-    *,
-    start: float | jax.Array = 1.0,
-    end: float | jax.Array = 2.0,
-    least: float | jax.Array = 0.5,
-) -> jax.Array:
+    reward: Array, group: Array, *, start: Number = 1.0, end: Number = 2.0, least: Number = 0.5
+) -> Array:
     """f32[N]: 1 up to a mean group reward of `start`, then falling linearly to `least` at `end` (2508.04416).
 
     >>> easiness_weight(jnp.array([1.0, 2.0, 0.5]), jnp.array([0, 0, 1])).tolist()
@@ -100,10 +87,10 @@ def weight_of_difficulty(b: Trajectories, least: float) -> Array:
     return easiness_weight(b.scores, b.group, least=least)
 
 
-@part
-def times_weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
-    """A function `batch -> f32[N]`: the scores times `weight_of_difficulty`."""
-    return lambda b: b.scores * weight_of_difficulty(least)(b)
+@batch_part
+def times_weight_of_difficulty(b: Trajectories, least: float) -> Array:
+    """A function `batch -> f32[N]`: the scores times `easiness_weight` of them."""
+    return b.scores * easiness_weight(b.scores, b.group, least=least)
 
 
 @batch_part
@@ -115,6 +102,6 @@ def with_tool_bonus(b: Trajectories, bonus: float) -> Array:
     return b.scores + bonus * (jnp.nan_to_num(calls) > jnp.nan_to_num(failed))
 
 
-def useful_range(value: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:
+def useful_range(value: Array, low: Number, high: Number) -> Array:
     """clip((value - low)/(high - low), 0, 1): a score rescaled to the range in which it distinguishes samples."""
     return jnp.clip((value - low) / (high - low), 0.0, 1.0)

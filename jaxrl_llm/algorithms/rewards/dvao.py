@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import variance_weighted
@@ -25,11 +23,10 @@ def dvao(
 
         A_i = sum_k w_k (r_ik - mean_g r_k) / (sum_l w_l std_g r_l + epsilon)
 
-    which never divides by a small deviation; |A| is at most that of the weighted sum of rewards under GRPO.
-    weights: a text such as "correct=1,format=0.5", where components that it does not name have weight 1; only their
-    proportions matter, so 1 each is the paper's 1/n. ddof 0 is the population deviation of the paper's propositions; 1
-    scales all advantages of a group by the same factor. The loss is GRPO's (clip_low, clip_high, kl_coefficient,
-    average).
+    which never divides by a small deviation; |A| is at most that of the weighted sum of rewards under GRPO. weights: a
+    text such as "correct=1,format=0.5", where components that it does not name have weight 1; only their proportions
+    matter, so 1 each is the paper's 1/n. ddof 0 is the population deviation of the paper's propositions; 1 scales all
+    advantages of a group by the same factor. The loss is GRPO's (clip_low, clip_high, kl_coefficient, average).
     """
     loss = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
     return Algorithm(variance_weighted(weights, ddof, epsilon), loss.objective)

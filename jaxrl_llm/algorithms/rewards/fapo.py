@@ -1,17 +1,12 @@
-from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, NonNegative, Range, check_number
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rewards.judges.questions import NONE, first_error_in, question, steps_in
 from jaxrl_llm.rewards.transforms import overlong_penalty
@@ -19,7 +14,7 @@ from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.pairs import scored
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, group
 from jaxrl_llm.utils.errors import is_off
 
 
@@ -63,7 +58,7 @@ def fapo(
     if not is_off(overlong_share):
         check_number("overlong_share", overlong_share, above=0, most=1)
         steps.append(rewards.rescore(with_overlong_penalty(longest, overlong_share)))
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
+    objective = clipped_policy(clip_low, clip_high, dual=dual_clip)
     rollout = None if judge is None else with_first_errors(judge, success)
     return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), objective, rollout=rollout)
 
@@ -87,35 +82,31 @@ def with_first_errors(by: Answerer | str, success: float = 0.5, rollout: Rollout
         notes = {name: x for name, x in counts(len(found), found.count(None)).items() if x == x}
         return [one.with_info(flawed=float(place in flawed), **notes) for place, one in enumerate(episodes)]
 
-    def around(other: Rollout) -> Rollout:
-        return with_first_errors(by, success, other)
-
-    return replace(
-        inner, program=program, name=f"{inner.name}, with judged steps", provides=inner.provides | {"sound"},
-        wrap=around,
-        demands=replace(inner.demands, at_once=False, reference=inner.demands.reference or who.reference),
+    return altered(
+        inner, program, "with judged steps", {"sound"}, wrap=lambda other: with_first_errors(by, success, other),
+        at_once=False, reference=inner.demands.reference or who.reference,
     )  # fmt: skip
 
 
-@part
-def graded_by_soundness(success: float, penalty: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def graded_by_soundness(b: Trajectories, success: float, penalty: float) -> Array:
     """A function `batch -> f32[N]`: the rewards of `fapo` before its length penalty."""
-    return lambda b: graded(b.scores > success, flawed_rows(b), penalty)
+    return graded(b.scores > success, flawed_rows(b), penalty)
 
 
-@part
-def with_overlong_penalty(longest: Any, share: Any) -> Callable[[Trajectories], Array]:
+@batch_part
+def with_overlong_penalty(b: Trajectories, longest: Any, share: Any) -> Array:
     """A function `batch -> f32[N]`: the scores plus `overlong_penalty` over the last share of the longest row."""
     buffer: Any = jnp.maximum(share * longest, 1e-6)
-    return lambda b: b.scores + overlong_penalty(b.lengths, longest, buffer)
+    return b.scores + overlong_penalty(b.lengths, longest, buffer)
 
 
-def graded(correct: jax.Array, flawed: jax.Array, penalty: float | jax.Array = 1.0) -> jax.Array:
+def graded(correct: Array, flawed: Array, penalty: float | Array = 1.0) -> Array:
     """+1 for correct, 1 - penalty for correct with a flawed derivation, -1 for wrong; f32[N] (FAPO, 2510.22543)."""
     return jnp.where(correct, 1.0 - penalty * flawed, -1.0)
 
 
-def flawed_rows(batch: Trajectories) -> jax.Array:
+def flawed_rows(batch: Trajectories) -> Array:
     """bool[N]: info "flawed" if present, else component "sound" <= 0.5 if present (NaN counts as sound), else False."""
     if (flawed := (batch.info or {}).get("flawed")) is not None:
         return flawed.astype(bool)

@@ -1,16 +1,13 @@
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.rewards.transforms import component_of, rescore
 
 
@@ -40,9 +37,8 @@ def gui_r1(
     `action`. Weights of the run's rewards have no effect. A = (R - mean_g)/std_g, with clip_low, clip_high and the k3
     penalty kl_coefficient. Screenshots are out of scope: a prompt describes the screen.
     """
-    return by_rewards(
-        {"gui_action": action_weight, "gui_format": format_weight}, grpo(clip_low, clip_high, kl_coefficient)
-    )
+    weights = {"gui_action": action_weight, "gui_format": format_weight}
+    return by_rewards(weights, grpo(clip_low, clip_high, kl_coefficient))
 
 
 def by_rewards(weights: dict[str, float], base: Algorithm) -> Algorithm:
@@ -51,7 +47,7 @@ def by_rewards(weights: dict[str, float], base: Algorithm) -> Algorithm:
 
 
 @batch_part
-def weighted_components(batch: Trajectories, weights: Mapping[str, float]) -> jax.Array:
+def weighted_components(batch: Trajectories, weights: Mapping[str, float]) -> Array:
     """A function `batch -> f32[N]`: the weighted sum of these components, whatever weights the run gives them.
 
     The combined reward where the batch lacks one of them, as in a run that goes without it.

@@ -1,17 +1,14 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage, on_actions
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, Fraction, NonNegative
+from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, Fraction, NonNegative, Number
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rollouts.guidance.prompted import with_budgets
 from jaxrl_llm.utils.errors import InputError, shown
@@ -58,7 +55,7 @@ def hbpo(
     budgets = given_budgets(budget_share * longest)
     reward = reward_within_budget(budgets, success, longest, scale, step, flat)
     advantage = advantage_within_budget(budgets, longest, scale, intra_coefficient, epsilon)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
+    objective = clipped_policy(clip_low, clip_high, dual=dual_clip)
     told = with_budgets(*budgets_of(shares, longest))
     return Algorithm(chain(rewards.rescore(reward, {"budget"}), on_actions(advantage)), objective, rollout=told)
 
@@ -79,14 +76,8 @@ def budgets_of(shares: str, longest: float) -> list[int]:
 
 
 def subgroup_advantage(
-    reward: jax.Array,
-    target: jax.Array,
-    group: jax.Array,
-    subgroup: jax.Array,
-    *,
-    coefficient: float | jax.Array = 1.0,
-    epsilon: float = 1e-6,
-) -> jax.Array:
+    reward: Array, target: Array, group: Array, subgroup: Array, *, coefficient: Number = 1.0, epsilon: float = 1e-6
+) -> Array:
     """A_i = coefficient (mean of the subgroup - target_i) + (r_i - mean_g)/(std_g + epsilon), f32[N] (2507.15844).
 
     reward f32[N], NaN where not scored (ignored, advantage 0); target f32[N], the highest reward that the subgroup can
@@ -135,19 +126,14 @@ def advantage_within_budget(
     return subgroup_advantage(b.scores, level, b.group, budgets(b), coefficient=coefficient, epsilon=epsilon)
 
 
-def budget_level(tokens: jax.Array, max_length: float | jax.Array, scale: float | jax.Array = 4.0) -> jax.Array:
+def budget_level(tokens: Array, max_length: Number, scale: Number = 4.0) -> Array:
     """scale cos(pi tokens / (2 max_length)): `scale` for 0 tokens, 0 for max_length tokens."""
     return scale * jnp.cos(jnp.pi * tokens / (2 * max_length))
 
 
 def budget_reward(
-    lengths: jax.Array,
-    budget: jax.Array,
-    max_length: float | jax.Array,
-    scale: float | jax.Array = 4.0,
-    slope: float | jax.Array = 0.0,
-    flat: bool = True,
-) -> jax.Array:
+    lengths: Array, budget: Array, max_length: Number, scale: Number = 4.0, slope: Number = 0.0, flat: bool = True
+) -> Array:
     """Reward of a correct completion of n tokens whose prompt stated a budget b, f32[N] (HBPO, 2507.15844).
 
     With c = `budget_level`: c(n) - slope |n - b| for b < n <= max_length, c(b) for n <= b, and 0 above max_length.

@@ -1,16 +1,13 @@
-from __future__ import annotations
-
 from typing import Annotated
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, RUN, AtLeastOne, NonNegative, Number, check_number
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
+from jaxrl_llm.objectives import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.transforms import component_of, other_components, rescore
 
 
@@ -46,14 +43,11 @@ def open_rs(
     longest = 3584 if max_length is None else max_length
     check_number("max_length", longest, above=0)
     composed = length_graded(accuracy, success, accuracy_weight, format_weight, longest, right, worst)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
-    objective = regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient)
+    objective = clipped_policy(clip_low, clip_high, sequence_mean(), kl_coefficient=kl_coefficient)
     return Algorithm(chain(rescore(composed), group_relative()), objective)
 
 
-def cosine_length(
-    correct: jax.Array, share: jax.Array, best: Number = 1.0, right: Number = 0.5, worst: Number = -0.5
-) -> jax.Array:
+def cosine_length(correct: Array, share: Array, best: Number = 1.0, right: Number = 0.5, worst: Number = -0.5) -> Array:
     """A reward that falls along a cosine with the length, f32[N]: from `best` to `right`, if wrong from 0 to `worst`.
 
     correct: bool[N]. share: f32[N], length / longest length, of which more than 1 counts as 1.
@@ -76,7 +70,7 @@ def length_graded(
     longest: float,
     right: float,
     worst: float,
-) -> jax.Array:
+) -> Array:
     """A function `batch -> f32[N]`: weight `cosine_length` + other_weight (sum of the other components).
 
     Right is a component `accuracy`, or the combined reward where it is None, above `success`.

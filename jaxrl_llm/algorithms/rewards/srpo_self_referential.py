@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
@@ -11,8 +9,8 @@ from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.annotations import CODE, OURS, AverageName, Count, NonNegative, Number
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.utils.errors import InputError
 
@@ -55,12 +53,9 @@ def srpo_self_referential(
     informative = success_rate(least_rate, most_rate, success)
     outside = success_rate(least_rate, most_rate, success, within=False)
     grade = rescore(failures_by_distance(success, most, slope), {"distance"})
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average_by_name(average))
-    return Algorithm(
-        chain(leave_out(outside), grade, group_relative()),
-        objective,
-        curriculum=DynamicSampling(informative, rounds),
-    )
+    objective = clipped_policy(clip_low, clip_high, average_by_name(average))
+    credit = chain(leave_out(outside), grade, group_relative())
+    return Algorithm(credit, objective, curriculum=DynamicSampling(informative, rounds))
 
 
 def graded_failures(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
@@ -32,8 +30,7 @@ def subpo(average: Annotated[AverageName, RECALLED] = "sum") -> Algorithm:
     of the last token. With an additive F this is REINFORCE with rewards to go. The paper leaves b open. average: see
     `average_by_name`.
     """
-    objective = policy_gradient(token_ratio(), log_probability(), average_by_name(average))
-    return Algorithm(gains_to_come(), objective)
+    return Algorithm(gains_to_come(), policy_gradient(token_ratio(), log_probability(), average_by_name(average)))
 
 
 def above_mates(returns: jax.Array, index: jax.Array, known: jax.Array, group: jax.Array) -> jax.Array:

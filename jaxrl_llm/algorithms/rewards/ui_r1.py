@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import jax
@@ -10,8 +8,8 @@ from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, ru
 from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Number
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards.transforms import rescore
 
 
@@ -96,6 +94,5 @@ def ui_r1(
     the sum of the weights of its rewards for `right`, so that the length term suits any task. Screenshots are out of
     scope: a prompt describes the screen.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
-    objective = regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient)
+    objective = clipped_policy(clip_low, clip_high, sequence_mean(), kl_coefficient=kl_coefficient)
     return Algorithm(chain(rescore(with_length_beside_mates(right, slope, offset)), group_relative()), objective)

@@ -1,17 +1,15 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.annotations import CODE, PAPER, Fraction, NonNegative, Number
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives import kl
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards import transforms as rewards
 
 
@@ -36,18 +34,9 @@ def unlikeliness_reward(
     (epsilon) with a token mean of PPO's clip (clip_low, clip_high) and kl_coefficient times k3. Two epochs per batch
     strengthen the effect.
     """
-    offset = 1.0 if ranks == "code" else 0.0
-
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
-    objective += kl_coefficient * kl(to="reference", estimator="k3")
-    return Algorithm(
-        chain(
-            drop_uniform_groups(),
-            rewards.rescore(less_for_likely(coefficient, offset)),
-            group_relative(epsilon=epsilon),
-        ),
-        objective,
-    )
+    less = rewards.rescore(less_for_likely(coefficient, offset=1.0 if ranks == "code" else 0.0))
+    objective = clipped_policy(clip_low, clip_high) + kl_coefficient * kl(to="reference", estimator="k3")
+    return Algorithm(chain(drop_uniform_groups(), less, group_relative(epsilon=epsilon)), objective)
 
 
 @batch_part
@@ -56,7 +45,7 @@ def less_for_likely(b: Trajectories, coefficient: float, offset: float) -> Array
     return rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
 
 
-def likelihood_rank(likelihood: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
+def likelihood_rank(likelihood: Array, group: Array) -> tuple[Array, Array]:
     """Rank of each sample in its group, 0 for the most likely, and the size of the group, f32[N] each.
 
     likelihood: f32[N], NaN to exclude a sample. Equal samples share the mean of their ranks.
@@ -70,12 +59,8 @@ def likelihood_rank(likelihood: jax.Array, group: jax.Array) -> tuple[jax.Array,
 
 
 def rank_penalty(
-    reward: jax.Array,
-    likelihood: jax.Array,
-    group: jax.Array,
-    coefficient: float | jax.Array = 0.25,
-    offset: float | jax.Array = 0.0,
-) -> jax.Array:
+    reward: Array, likelihood: Array, group: Array, coefficient: Number = 0.25, offset: Number = 0.0
+) -> Array:
     """r_i (1 - coefficient (G - offset - rank_i)/G), f32[N]: lower for more likely samples (2506.02355).
 
     rank and G: see `likelihood_rank`. offset 0 also penalises the least likely sample, offset 1 does not.

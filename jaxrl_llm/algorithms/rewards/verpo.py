@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import check_credit
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, Fraction, NonNegative
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(
@@ -39,5 +37,4 @@ def verpo(
     test): a reward function returns them as the entry "tests" beside its score. Without it the reward components,
     clipped to [0, 1], are the tests.
     """
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
-    return Algorithm(check_credit(difficulty, width, partial, gamma, epsilon), objective)
+    return Algorithm(check_credit(difficulty, width, partial, gamma, epsilon), clipped_policy(clip_low, clip_high))

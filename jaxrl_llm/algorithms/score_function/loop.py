@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from jaxrl_llm.advantages import drop_small_advantages, group_relative
@@ -8,14 +6,11 @@ from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Scale, Sp
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
 
-
-def epochs_at_least(number: int, why: str) -> RunSetting:
-    """So many passes over a batch."""
-    return RunSetting("epochs", lambda given: number, lambda config, given: config.epochs >= number, why)
+TWICE = "two passes over a batch, without which it is RLOO"
 
 
 @method(paper="arXiv 2502.01600", test="test_critic_free.py::test_loop_is_the_loop")
-@run_settings(epochs_at_least(2, "two passes over a batch, without which it is RLOO"))
+@run_settings(RunSetting("epochs", lambda given: 2, lambda config, given: config.epochs >= 2, TWICE))
 def loop(
     clip_range: Annotated[float, PAPER] = 0.1,
     bounds: Annotated[Literal["paper", "reciprocal"], PAPER] = "paper",
@@ -36,6 +31,5 @@ def loop(
     """
     low = clip_range if bounds == "paper" else clip_range / (1 + clip_range)
     credit = group_relative(scale, epsilon=epsilon, baseline="leave_one_out")
-    ratio = span_ratio(span, mean=False)
-    objective = policy_gradient(ratio, clip(low, clip_range), sequence_mean())
+    objective = policy_gradient(span_ratio(span, mean=False), clip(low, clip_range), sequence_mean())
     return Algorithm(chain(credit, drop_small_advantages(least_advantage)), objective)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import energy_weighted_baseline
@@ -24,8 +22,7 @@ def optimal_token_baseline(
     over the group's responses with at least t actions, G the reward-to-go, pi the policy before the update. w is the
     squared norm of the gradient with respect to the logits. The index t counts actions over all turns. zero_tail: B = 0
     where a single response is left, whose baseline would be its own return (verl since 2026, and its multi-turn
-    version).
-    corrected: multiplies w by (pi_old / pi_behaviour)^2. A group of one has B = 0.
+    version). corrected: multiplies w by (pi_old / pi_behaviour)^2. A group of one has B = 0.
     """
     objective = policy_gradient(token_ratio(), log_probability(), sequence_sum())
     return Algorithm(energy_weighted_baseline(zero_tail, corrected, epsilon), objective)

@@ -1,23 +1,20 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.replayed import demonstrated_rows
+from jaxrl_llm.advantages.filters import demonstrated_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, RECALLED, Number, Positive, Range, check_number
-from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, batch_part, part, stateless
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, stateless_part, surrogate_part
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.responses import demonstrated
 from jaxrl_llm.utils.errors import InputError
 
 
-@batch_part
+@stateless_part({"demonstrated", "old_logp"})
 def labels_of_demonstrations(batch: Trajectories) -> Trajectories:
-    """A function of the batch: advantages and weights are 1 on texts of the data set, else 0."""
+    """Advantages and weights are 1 on texts of the data set, else 0."""
     rows = demonstrated_rows(batch)
     labels = rows[:, None] * batch.action_mask.astype(jnp.float32)
     # Texts were not sampled: what the policy says of them stands for it.
@@ -54,9 +51,7 @@ def otr(
     """
     need = f"heated_logp:{static_number('temperature', temperature):g}"
     objective = policy_gradient(token_ratio(), one_token(penalty, temperature), token_mean(), needs={need})
-    return Algorithm(
-        stateless(labels_of_demonstrations(), {"demonstrated", "old_logp"}), objective, rollout=demonstrated(column)
-    )
+    return Algorithm(labels_of_demonstrations(), objective, rollout=demonstrated(column))
 
 
 def static_number(name: str, value: float) -> float:
@@ -67,36 +62,24 @@ def static_number(name: str, value: float) -> float:
     return value
 
 
-def one_token_score(
-    logp: jax.Array, heated_logp: jax.Array, label: jax.Array, penalty: Number = -0.1, temperature: Number = 1.0
-) -> jax.Array:
-    """A function with the gradient of sum_a sg(q(a)) R(a) log p(a), elementwise, from three log-probabilities.
+@surrogate_part
+def one_token(
+    ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories, penalty: Number = -0.1, temperature: float = 1.0
+) -> tuple[jax.Array, Metrics]:
+    """A times the expectation of the score of tokens drawn at a temperature k by the old policy.
 
-    R is 1 for the label and `penalty` for other tokens a.
-
-    logp, heated_logp: of the label under the current policy, at temperature 1 and at `temperature` = k. label: q, the
-    label's probability at k, without gradient. (1 - penalty) q grad log p + penalty sum_a q_a grad log p_a, where
+    It has the gradient of sum_a sg(q(a)) R(a) log p(a), with R 1 for the label and `penalty` for other tokens a, and q
+    the label's probability at k: that is (1 - penalty) q grad log p + penalty sum_a q_a grad log p_a, where
 
         log p - k log p_k = k log Z_k - log Z_1,    whose gradient is q - p = sum_a q_a grad log p_a
-    """
-    return (1 - penalty) * jax.lax.stop_gradient(label) * logp + penalty * (logp - temperature * heated_logp)
 
-
-@part
-def one_token(penalty: Number = -0.1, temperature: float = 1.0) -> Surrogate:
-    """A * `one_token_score`: the expectation of the score of tokens drawn at a temperature by the old policy.
-
-    At temperature 1 the gradient is (1 - penalty) p grad log p, and that of the second term is 0. Only the gradient of
+    At temperature 1 it is (1 - penalty) p grad log p, and that of the second term is 0. Only the gradient of
     the loss is meaningful, not its value. Needs "heated_logp:T" (`policy_gradient` with `needs`). Metric:
     "label/probability", of the label at the temperature.
     """
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        counts = batch.loss_weights != 0
-        heated = (outputs.extras or {}).get("heated_logp", outputs.logp)
-        q = jnp.exp(jnp.minimum(jnp.where(counts, batch.need("heated_logp"), 0.0), 0.0))
-        logp, heated = (jnp.where(counts, x, 0.0) for x in (outputs.logp, heated))
-        score = one_token_score(logp, heated, q, penalty, temperature)
-        return batch.need("advantages") * score, {"label/probability": q}
-
-    return surrogate
+    counts = batch.loss_weights != 0
+    heated = (outputs.extras or {}).get("heated_logp", outputs.logp)
+    q = jnp.exp(jnp.minimum(jnp.where(counts, batch.need("heated_logp"), 0.0), 0.0))
+    logp, heated = (jnp.where(counts, x, 0.0) for x in (outputs.logp, heated))
+    score = (1 - penalty) * jax.lax.stop_gradient(q) * logp + penalty * (logp - temperature * heated)
+    return batch.need("advantages") * score, {"label/probability": q}

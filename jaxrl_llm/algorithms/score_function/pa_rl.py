@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
@@ -11,18 +9,7 @@ from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, counted, step_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio, value_loss
 from jaxrl_llm.objectives.values import last_action_mean
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import ranks_within
-
-
-def more_samples_than(name: str, why: str) -> RunSetting:
-    """Groups larger than the hyper-parameter `name`; by default the next power of two."""
-    return RunSetting(
-        "group_size",
-        lambda given: 1 << int(given[name]).bit_length(),
-        lambda config, given: config.group_size > given[name],
-        why,
-    )
+from jaxrl_llm.selection.rows import ranks_within, row_noise
 
 
 @step_part
@@ -44,7 +31,13 @@ def chosen_by_critic(step: jax.Array, batch: Trajectories, keep: float, temperat
 
 
 @method(paper="arXiv 2412.06685", test="test_supervised.py::test_pa_rl_is_its_loop")
-@run_settings(more_samples_than("keep", "more samples of a prompt than the best ones that it keeps"))
+@run_settings(
+    RunSetting(
+        "group_size", lambda given: 1 << int(given["keep"]).bit_length(),
+        lambda config, given: config.group_size > given["keep"],
+        "more samples of a prompt than the best ones that it keeps",
+    )
+)  # fmt: skip
 def pa_rl(
     keep: Annotated[Count, PAPER] = 10,
     temperature: Annotated[Positive, PAPER] = 1.0,

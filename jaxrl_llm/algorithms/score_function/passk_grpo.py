@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import on_actions
@@ -11,7 +8,7 @@ from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Count, NonNegative
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.parts import Trajectories, batch_part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives import clip
 from jaxrl_llm.selection.rows import ranks_within
 
@@ -19,7 +16,7 @@ from jaxrl_llm.selection.rows import ranks_within
 @batch_part
 def best_of_sets_credit(
     batch: Trajectories, k: int, estimator: str, scale: Literal["std", "none"], epsilon: float
-) -> jax.Array:
+) -> Array:
     """A function `batch -> f32[N]`: the advantages of `passk_grpo`."""
     r, group = batch.scores, batch.group
     if estimator == "margin":
@@ -62,7 +59,7 @@ def passk_grpo(
     )
 
 
-def margin_over_second(values: jax.Array, keys: jax.Array) -> jax.Array:
+def margin_over_second(values: Array, keys: Array) -> Array:
     """Maximum minus second largest value for the best sample of each bucket, 0 for the others, f32[N] (2503.19595).
 
     This is how much the maximum of the bucket would drop without the sample. 0 for ties and in a bucket of one.

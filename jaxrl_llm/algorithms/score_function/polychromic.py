@@ -1,32 +1,26 @@
-from __future__ import annotations
-
 from asyncio import gather
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import generalised_advantages, on_actions
-from jaxrl_llm.advantages.sets import diverse_sets_advantage
+from jaxrl_llm.advantages.sets import Diversity, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless_part
-from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio, value_loss
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
+from jaxrl_llm.objectives import kl, token_mean, value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
-from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
-from jaxrl_llm.utils.errors import InputError
-
-Diversity = Literal["share", "share_or_zero", "zero_based"]
+from jaxrl_llm.rollouts.agents.program import agents_part, ends_of
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 
 
 @batch_part
-def diverse_sets_credit(batch: Trajectories, set_size: int, diversity: Diversity) -> jax.Array:
+def diverse_sets_credit(batch: Trajectories, set_size: int, diversity: Diversity) -> Array:
     """A function `batch -> f32[N]`: the advantages of `polychromic`."""
     return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
 
@@ -88,7 +82,7 @@ def polychromic(
     took over is trained on in the episode alone.
     """
     average = token_mean()
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
+    objective = clipped_policy(clip_low, clip_high, average)
     objective += kl_coefficient * kl(to="behaviour", estimator="k3", average=average, reverse=True)
     if not states:
         return Algorithm(on_actions(diverse_sets_credit(set_size, diversity), {"answer_key"}), objective)
@@ -96,8 +90,14 @@ def polychromic(
     return Algorithm(transform, objective + value_coefficient * value_loss(), rollout=vines(states, window))
 
 
-@part
-def vines(states: Count = 2, window: Count | None = None) -> Rollout:
+@agents_part(
+    "the episodes of agents have vines", "vines({states})", provides={"vine"},
+    whole="episodes with vines are not compacted: leave out compact and context_tokens",
+    least=lambda states, **_: 1 + 2 * states,
+)  # fmt: skip
+async def vines(
+    tools: Tools, task: Task, settings: AgentSettings, states: Count = 2, window: Count | None = None
+) -> list[Episode]:
     """Of `task.samples` samples of the run's agents one is an episode, and the others go on from turns of it.
 
     The turns are `states` different ones, drawn at random, all where it has no more; as many vines begin at each, up to
@@ -106,34 +106,23 @@ def vines(states: Count = 2, window: Count | None = None) -> Rollout:
     state from 1; -1 where the vine took it over, else 0. Provides vine. It goes around the run's agents; InputError
     around another rollout, and for conversations that are compacted.
     """
+    first = await converse(tools, task, 0, settings)
+    drawn = tools.random("states").permutation(len(first.past))[:states]
+    turns = np.sort(drawn).tolist()
 
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
-        first = await converse(tools, task, 0, settings)
-        drawn = tools.random("states").permutation(len(first.past))[:states]
-        turns = np.sort(drawn).tolist()
+    async def vine(number: int) -> tuple[Path, int | None]:
+        place = (number - 1) % len(turns) if turns else None
+        if place is not None and await (path := first.before(turns[place], number)).has_copy():
+            return await played(path), place
+        return await converse(tools, task, number, settings), None
 
-        async def vine(number: int) -> tuple[Path, int | None]:
-            place = (number - 1) % len(turns) if turns else None
-            if place is not None and await (path := first.before(turns[place], number)).has_copy():
-                return await played(path), place
-            return await converse(tools, task, number, settings), None
-
-        found = [(first, None), *await gather(*map(vine, range(1, task.samples)))]
-        ends = await ends_of(tools, [path.one for path, _ in found], settings.turn_rewards)
-        return [
-            row.with_info(vine=marks(row, None if place is None else turns[place], place, window))
-            for (path, place), end in zip(found, ends, strict=True)
-            for row in finished(path.one, end, settings.turn_rewards)
-        ]
-
-    def around(inner: Rollout) -> Rollout:
-        if inner.agent is not None and inner.agent.limits.compact is not None:
-            raise InputError("episodes with vines are not compacted: leave out compact and context_tokens")
-        what = "the episodes of agents have vines"
-        least = max(inner.demands.min_samples, 1 + 2 * states)
-        return with_episodes(inner, play, what, f"vines({states})", {"vine"}, min_samples=least)
-
-    return replace(group(), wrap=around)
+    found = [(first, None), *await gather(*map(vine, range(1, task.samples)))]
+    ends = await ends_of(tools, [path.one for path, _ in found], settings.turn_rewards)
+    return [
+        row.with_info(vine=marks(row, None if place is None else turns[place], place, window))
+        for (path, place), end in zip(found, ends, strict=True)
+        for row in finished(path.one, end, settings.turn_rewards)
+    ]
 
 
 def marks(row: Episode, begin: int | None, place: int | None, window: int | None) -> list[float]:

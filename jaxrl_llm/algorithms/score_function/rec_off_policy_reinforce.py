@@ -1,29 +1,26 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.group import group_advantage
+from jaxrl_llm.advantages.group import group_advantage, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.annotations import CODE, PAPER, NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_bounds
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.parts import Trajectories, Transform, counted, part
+from jaxrl_llm.core.parts import Array, Trajectories, counted_part, part
 from jaxrl_llm.objectives import imitation, kl, log_probability, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.selection.rows import ranks_within, row_noise
+from jaxrl_llm.utils.errors import is_off
+
+Clipping = Literal["none", "one-side", "two-side", "ring"]
+Weighting = Literal["none", "importance", "advantage"]
 
 
 @method(paper="arXiv 2509.24203", test="test_regression_methods.py::test_rec_by_loop")
 def rec_off_policy_reinforce(
     clip: Annotated[Clipping, PAPER] = "one-side",
-    weight: Annotated[Literal["advantage", "importance", "none"], PAPER] = "none",
+    weight: Annotated[Weighting, PAPER] = "none",
     regulariser: Annotated[Literal["none", "forward-kl", "k2"], PAPER] = "none",
     drop: Annotated[Literal["none", "balance"], PAPER] = "none",
     clip_low: Annotated[NonNegative, CODE] = 0.2,
@@ -62,41 +59,26 @@ def rec_off_policy_reinforce(
     return Algorithm(advantages(scale, ddof=0, epsilon=epsilon), objective)
 
 
-@part
-def balanced_relative(scale: Scale = "none", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
+@counted_part()
+def balanced_relative(
+    step: Array, batch: Trajectories, scale: Scale = "none", ddof: int = 0, epsilon: float = 1e-6
+) -> Trajectories:
     """Group-relative advantages among the `balanced` samples; 0 for dropped ones."""
-
-    def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
-        kept = balanced(batch.scores, batch.group, row_noise(batch, step))
-        reward = jnp.where(kept, batch.scores, jnp.nan)
-        A = group_advantage(reward, batch.group, scale=scale, ddof=ddof, epsilon=epsilon)
-        return batch.replace(advantages=A[:, None] * batch.action_mask)
-
-    return counted(apply)
-
-
-CLIPS = ("none", "one-side", "two-side", "ring")
-
-
-WEIGHTS = ("none", "importance", "advantage")
+    kept = balanced(batch.scores, batch.group, row_noise(batch, step))
+    reward = jnp.where(kept, batch.scores, jnp.nan)
+    A = group_advantage(reward, batch.group, scale=scale, ddof=ddof, epsilon=epsilon)
+    return batch.replace(advantages=A[:, None] * batch.action_mask)
 
 
 def clip_mask(
-    shape: Clipping,
-    ratio: jax.Array,
-    advantages: jax.Array,
-    low: Number,
-    high: Number,
-    far_low: Number,
-    far_high: Number,
-) -> jax.Array:
+    shape: Clipping, ratio: Array, advantages: Array, low: Number, high: Number, far_low: Number, far_high: Number
+) -> Array:
     """True where a token's gradient is kept (2509.24203), bool, elementwise.
 
     "none": everywhere. "one-side": PPO's clip, rho <= 1 + high where A >= 0, rho >= 1 - low where A <= 0.
     "two-side": 1 - low <= rho <= 1 + high. "ring": as "two-side", and where the step moves a distant ratio back towards
     1: A >= 0 and rho <= 1 - far_low, or A <= 0 and rho >= 1 + far_high.
     """
-    require_choice("clip", shape, CLIPS)
     good, bad = advantages >= 0, advantages <= 0
     if shape == "none":
         return jnp.ones(ratio.shape, bool)
@@ -108,14 +90,8 @@ def clip_mask(
     return inside | (good & (ratio <= 1 - far_low)) | (bad & (ratio >= 1 + far_high))
 
 
-def score_weight(
-    shape: Literal["none", "importance", "advantage"],
-    ratio: jax.Array,
-    advantages: jax.Array,
-    temperature: Number = 1.0,
-) -> jax.Array:
+def score_weight(shape: Weighting, ratio: Array, advantages: Array, temperature: Number = 1.0) -> Array:
     """Weight of the score function: 1, rho ("importance"), or exp(A / temperature) ("advantage"), elementwise."""
-    require_choice("weight", shape, WEIGHTS)
     if shape == "importance":
         return ratio
     # The exponent is clipped like log-ratios, so that weights and gradients stay finite.
@@ -125,17 +101,17 @@ def score_weight(
 @part
 def masked_score(
     clip: Clipping = "none",
-    weight: Literal["none", "importance", "advantage"] = "none",
+    weight: Weighting = "none",
     clip_low: Number = 0.2,
     clip_high: Number | None = None,
     far_low: NonNegativeNumber = 0.6,
     far_high: NonNegativeNumber = 2.0,
     temperature: PositiveNumber = 1.0,
-) -> Callable[[jax.Array, Trajectories], jax.Array]:
+) -> Callable[[Array, Trajectories], Array]:
     """A weight for `log_probability`: `clip_mask` times `score_weight`; clip_high defaults to clip_low."""
     low, high = check_bounds("clip", clip_low, clip_high, most=1)
 
-    def weigh(ratio: jax.Array, batch: Trajectories) -> jax.Array:
+    def weigh(ratio: Array, batch: Trajectories) -> Array:
         A = batch.need("advantages")
         mask = clip_mask(clip, ratio, A, low, high, far_low, far_high)
         return jnp.where(mask, score_weight(weight, ratio, A, temperature), 0.0)
@@ -143,7 +119,7 @@ def masked_score(
     return weigh
 
 
-def balanced(reward: jax.Array, group: jax.Array, noise: jax.Array) -> jax.Array:
+def balanced(reward: Array, group: Array, noise: Array) -> Array:
     """bool[N]: the samples that are kept when random bad ones are dropped until they do not outnumber the good ones.
 
     Good: reward >= the group's mean. reward f32[N], NaN where not scored (dropped). Samples with the largest noise
@@ -155,6 +131,3 @@ def balanced(reward: jax.Array, group: jax.Array, noise: jax.Array) -> jax.Array
     number_good, number_bad = bucket_sums(group, good.astype(jnp.float32), bad.astype(jnp.float32))
     rank = ranks_within(group, noise, noise, bad)
     return good | (bad & (rank >= number_bad - number_good))
-
-
-Clipping = Literal["none", "one-side", "two-side", "ring"]

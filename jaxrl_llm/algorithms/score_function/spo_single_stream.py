@@ -1,41 +1,34 @@
-from __future__ import annotations
-
-from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
 
 from jaxrl_llm.advantages import tracked_baseline
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, exactly, method, run_settings
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, NonNegativeInt, Positive
-from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.core.parts import Trajectories, batch_part, part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
-from jaxrl_llm.curriculum.rules import ModelOf, SuccessModel
+from jaxrl_llm.curriculum.rules import SuccessModel
 from jaxrl_llm.curriculum.scores import uncertain
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, token_places
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
+from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, group
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-def one_sample(why: str) -> RunSetting:
-    """One sample of each prompt."""
-    return RunSetting("group_size", lambda given: 1, lambda config, given: config.group_size == 1, why)
-
-
-@part
+@batch_part
 def tracker(
+    facts: PromptFacts,
     half_life: Positive = 0.06,
     least: Fraction = 0.875,
     most: Fraction = 0.96,
     column: str | None = None,
     samples: Count = 8,
-) -> ModelOf:
+) -> SuccessModel:
     """The estimate of `advantages.trackers.tracked_baseline` for the prompt, within 0 and 1.
 
     It is updated after each update of the policy, from the prepared batch and its info["drift"], as that tracker is,
@@ -64,15 +57,12 @@ def tracker(
         arrays = {name: changed(state[name], ids, x) for name, x in new.items()}
         return {**arrays, "drift": float(moved.mean()) if len(moved) else 0.0}
 
-    def make(facts: PromptFacts) -> SuccessModel:
-        value, memory = np.full(facts.size, 0.5, np.float32), np.ones(facts.size, np.float32)
-        if column is not None:
-            mean = _means(facts, column)
-            value, memory = ((samples * mean + 0.5) / (samples + 1)).astype(np.float32), memory / np.float32(1 - least)
-        start = {"value": value, "memory": memory, "seen": np.zeros(facts.size, bool), "drift": 0.0}
-        return SuccessModel(predict, start, metrics=lambda state: {"drift": state["drift"]}, on_update=learned)
-
-    return make
+    value, memory = np.full(facts.size, 0.5, np.float32), np.ones(facts.size, np.float32)
+    if column is not None:
+        mean = _means(facts, column)
+        value, memory = ((samples * mean + 0.5) / (samples + 1)).astype(np.float32), memory / np.float32(1 - least)
+    start = {"value": value, "memory": memory, "seen": np.zeros(facts.size, bool), "drift": 0.0}
+    return SuccessModel(predict, start, metrics=lambda state: {"drift": state["drift"]}, on_update=learned)
 
 
 def _means(facts: PromptFacts, column: str) -> Array:
@@ -84,14 +74,6 @@ def _means(facts: PromptFacts, column: str) -> Array:
                 f"the column {column!r} of prompt {number} is {shown(value)}, but must be a mean reward from 0 to 1"
             )
     return np.asarray(values, np.float64)
-
-
-def with_tokens(store: Store, index: np.ndarray, name: str, values: np.ndarray) -> Store:
-    """The store with other values of token:NAME in the rows of an index int[m]; values: of one row after another."""
-    key = f"token:{name}"
-    changed = store[key].copy()
-    changed[token_places(store["length"], np.asarray(index, np.int64))] = values
-    return store | {key: changed}
 
 
 _NOT_READ = ("token:entropy", "token:untruncated_logp")  # of a response that is only measured
@@ -131,8 +113,9 @@ def last_responses(prompts: NonNegativeInt = 16_384) -> Replay:
         rows = state["of:place"][which]
         old_logp: Any = np.asarray(batch.need("old_logp"))[rows]
         told = old_logp[np.asarray(batch.token_mask)[rows]]
-        after = with_tokens(state, which, "behaviour_logp", told)
-        return marked(after, place=-1)
+        logp = state["token:behaviour_logp"].copy()
+        logp[token_places(state["length"], which)] = told
+        return marked(state | {"token:behaviour_logp": logp}, place=-1)
 
     return Replay(
         dict, mix, frozenset({"replayed", "measured"}), buffers.metrics, lambda rows: 2 * rows, on_update=learned
@@ -150,14 +133,11 @@ def with_start_value(rollout: Rollout, column: str) -> Rollout:
         value = float(task.row[column])
         return [episode.with_info(start_value=value) for episode in await rollout.program(tools, task)]
 
-    return replace(
-        rollout, program=program, name=f"{rollout.name}, start value", columns=(*rollout.columns, column),
-        provides=rollout.provides | {"start_value"},
-    )  # fmt: skip
+    return altered(rollout, program, "start value", {"start_value"}, [column])
 
 
 @method(paper="arXiv 2509.13232", test="test_critic_free.py::test_spo_is_the_loop_over_updates")
-@run_settings(one_sample("one response to each prompt, whose baseline is the prompt's own history"))
+@run_settings(exactly("group_size", 1, "one response to each prompt, whose baseline is the prompt's own history"))
 def spo_single_stream(
     half_life: Annotated[float, PAPER] = 0.06,
     least_kept: Annotated[Fraction, PAPER] = 0.875,
@@ -194,8 +174,7 @@ def spo_single_stream(
     column, offline = profile or None, profile_samples if profile else 0
     rule = uncertain(least_weight, tracker(half_life, least_kept, most_kept, column, profile_samples))
     transform = tracked_baseline(prompts, half_life, least_kept, most_kept, epsilon, offline)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     return Algorithm(
-        transform, objective, curriculum=choose_prompts(rule), replay=last_responses(stored),
+        transform, clipped_policy(clip_low, clip_high), curriculum=choose_prompts(rule), replay=last_responses(stored),
         rollout=with_start_value(group(), profile) if profile else None,
     )  # fmt: skip

@@ -9,8 +9,6 @@ A state is all that the policy sees before a reply. A new reply at a stored stat
 a critic can judge; the environment does not hear it, so it has no reward and nothing follows.
 """
 
-from __future__ import annotations
-
 import math
 from asyncio import gather
 from dataclasses import replace
@@ -20,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.replayed import replayed_rows
+from jaxrl_llm.advantages.filters import replayed_rows
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.advantages.turns import (
     TURNS,
@@ -33,14 +31,13 @@ from jaxrl_llm.advantages.turns import (
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, NonNegativeInt
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, counted, part, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part, stateless_part
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
-from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
-from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.values import head_value_loss
+from jaxrl_llm.curriculum.rules import Machine, Outcome
+from jaxrl_llm.objectives import constant, head_value_loss, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.replay.base import whole_groups
 from jaxrl_llm.rollouts.episode import given
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
@@ -118,62 +115,46 @@ def archer(
     )
 
 
-def targets_of_turns(
-    rewards: Array, mask: Array, target_q: Array, target_v: Array, gamma: float | Array
-) -> tuple[Array, Array]:
-    """(y_Q, y_V), f32[N, K, 2] each: r + gamma Vbar(o'), without what follows for the last turn, and Qbar(o, a).
-
-    rewards f32[N, K]; target_q, target_v f32[N, K, 2]: of the target critic, at each turn.
-    """
-    return rewards[..., None] + gamma * following(target_v, mask), target_q
-
-
-@part
-def advantages_of_replies(gamma: Fraction = 0.95) -> Transform:
+@stateless_part(TURNS | needed_values(HEADS) | {f"target_values:{HEADS}", "replayed", "resampled", "turn_rewards"})
+def advantages_of_replies(batch: Trajectories, gamma: Fraction = 0.95) -> Trajectories:
     """A = min(Q_1, Q_2) - min(V_1, V_2) on the tokens of each reply, and the critic's targets (2402.19446).
 
-    Q_i learns r + gamma Vbar_i(o') from transitions, replayed ones too: all turns of scored rows. V_i learns
-    Qbar_i(o, a), and the policy from A, where a is a draw of the policy: in the rows of the step, and in those of
-    replies that were drawn anew at earlier states (info["resampled"]), which are no transitions. Tokens of replayed
-    rows have advantage 0. Qbar and Vbar are of the target critic. r is the reward of the turn, with the score on the
-    last one.
+    Q_i learns r + gamma Vbar_i(o') from transitions, replayed ones too: all turns of scored rows. V_i learns Qbar_i(o,
+    a), and the policy from A, where a is a draw of the policy: in the rows of the step, and in those of replies that
+    were drawn anew at earlier states (info["resampled"]), which are no transitions. Tokens of replayed rows have
+    advantage 0. Qbar and Vbar are of the target critic. r is the reward of the turn, with the score on the last one.
 
     Writes info["head_returns"] f32[N, L, 4], NaN where a head is not trained, and the controls "head_turns" f32[4], how
     many turns train each, and "turns", turns that train the policy per row of the batch.
     """
+    anew = (batch.info or {}).get(RESAMPLED)
+    anew = jnp.zeros(batch.group.shape, bool) if anew is None else jnp.nan_to_num(anew) > 0
+    mask = turn_mask(batch) & ~anew[:, None]
+    own = (mask | (acted_turns(batch) & anew[:, None])) & ~replayed_rows(batch)[:, None]
+    first, last = ends_of_turns(batch)
 
-    def apply(batch: Trajectories) -> Trajectories:
-        anew = (batch.info or {}).get(RESAMPLED)
-        anew = jnp.zeros(batch.group.shape, bool) if anew is None else jnp.nan_to_num(anew) > 0
-        mask = turn_mask(batch) & ~anew[:, None]
-        own = (mask | (acted_turns(batch) & anew[:, None])) & ~replayed_rows(batch)[:, None]
-        first, last = ends_of_turns(batch)
+    def read(values: Array, place: Array) -> Array:
+        return jnp.take_along_axis(values, place[:, :, None], axis=1)
 
-        def read(values: Array, place: Array) -> Array:
-            return jnp.take_along_axis(values, place[:, :, None], axis=1)
-
-        values, target = batch.need("values"), batch.need("target_values")
-        Q, V = read(values[..., :2], last), read(values[..., 2:], first)
-        rewards = rewards_of_turns(batch)
-        y_q, y_v = targets_of_turns(rewards, mask, read(target[..., :2], last), read(target[..., 2:], first), gamma)
-        A = jnp.where(own, jnp.min(Q, axis=-1) - jnp.min(V, axis=-1), 0.0)
-        returns, acted = [], turn_numbers(batch) >= 0
-        for place, where, y in ((last, mask, y_q), (first, own, y_v)):
-            here = acted & (on_tokens(place.astype(jnp.float32), batch) == jnp.arange(batch.tokens.shape[1]))
-            for head in range(2):
-                told = on_tokens(jnp.where(where, y[..., head], jnp.nan), batch)
-                returns.append(jnp.where(here, told, jnp.nan))
-        count = jnp.sum(own).astype(jnp.float32)
-        rows = jnp.maximum(jnp.sum(jnp.any(batch.action_mask, axis=1)), 1)
-        counts = jnp.stack([jnp.sum(mask).astype(jnp.float32)] * 2 + [count] * 2)
-        return (
-            batch.replace(advantages=on_tokens(A, batch))
-            .with_info(head_returns=jnp.stack(returns, axis=-1))
-            .with_controls(head_turns=counts, turns=jnp.maximum(count, 1) / rows)
-        )
-
-    needs = {f"target_values:{HEADS}", "replayed", "resampled", "turn_rewards"}
-    return stateless(apply, TURNS | needed_values(HEADS) | needs)
+    values, target = batch.need("values"), batch.need("target_values")
+    Q, V = read(values[..., :2], last), read(values[..., 2:], first)
+    y_q = rewards_of_turns(batch)[..., None] + gamma * following(read(target[..., 2:], first), mask)
+    y_v = read(target[..., :2], last)
+    A = jnp.where(own, jnp.min(Q, axis=-1) - jnp.min(V, axis=-1), 0.0)
+    returns, acted = [], turn_numbers(batch) >= 0
+    for place, where, y in ((last, mask, y_q), (first, own, y_v)):
+        here = acted & (on_tokens(place.astype(jnp.float32), batch) == jnp.arange(batch.tokens.shape[1]))
+        for head in range(2):
+            told = on_tokens(jnp.where(where, y[..., head], jnp.nan), batch)
+            returns.append(jnp.where(here, told, jnp.nan))
+    count = jnp.sum(own).astype(jnp.float32)
+    rows = jnp.maximum(jnp.sum(jnp.any(batch.action_mask, axis=1)), 1)
+    counts = jnp.stack([jnp.sum(mask).astype(jnp.float32)] * 2 + [count] * 2)
+    return (
+        batch.replace(advantages=on_tokens(A, batch))
+        .with_info(head_returns=jnp.stack(returns, axis=-1))
+        .with_controls(head_turns=counts, turns=jnp.maximum(count, 1) / rows)
+    )
 
 
 @part
@@ -182,49 +163,49 @@ def actor_after(updates: NonNegativeInt) -> Transform:
     return counted(lambda t, batch: batch.with_controls(actor=jnp.where(t < updates, 0.0, 1.0)))
 
 
-@part
-def kept_states(samples: NonNegativeInt, episodes: NonNegativeInt = 1024, column: str = COLUMN) -> RuleOf:
+@batch_part
+def kept_states(
+    facts: PromptFacts, samples: NonNegativeInt, episodes: NonNegativeInt = 1024, column: str = COLUMN
+) -> Machine:
     """Give each row `samples` states of the episodes of earlier steps, in a column.
 
     States are drawn uniformly, of any prompt, from those before the turns of the newest `episodes` rows that had a
     score; fewer than `samples` until there are as many. The metric curriculum/states counts them.
     """
 
-    def make(facts: PromptFacts) -> Machine:
-        empty: State = {
-            "tokens": np.zeros(0, np.int32), "lengths": np.zeros(0, np.int64), "places": np.zeros((0, 3), np.int64),
-            "steps": 0,
-        }  # fmt: skip
+    empty: State = {
+        "tokens": np.zeros(0, np.int32), "lengths": np.zeros(0, np.int64), "places": np.zeros((0, 3), np.int64),
+        "steps": 0,
+    }  # fmt: skip
 
-        def observe(state: State, outcome: Outcome) -> State:
-            found = [found for found in _rows_of(outcome.step) if found[1]]
-            own = [one[: at[-1][1]] for one, at in found]  # after the last state nothing is needed
-            old = len(state["lengths"])
-            places = [(old + number, start, place) for number, (_, at) in enumerate(found) for start, place in at]
-            lengths = np.concatenate([state["lengths"], np.asarray([len(one) for one in own], np.int64)])
-            tokens = np.concatenate([state["tokens"], *own]).astype(np.int32)
-            table = np.concatenate([state["places"], np.asarray(places, np.int64).reshape(-1, 3)])
-            if gone := max(len(lengths) - episodes, 0):
-                tokens, lengths = tokens[lengths[:gone].sum() :], lengths[gone:]
-                table = table[table[:, 0] >= gone] - np.asarray([gone, 0, 0])
-            return {"steps": state["steps"] + 1, "tokens": tokens, "lengths": lengths, "places": table}
+    def observe(state: State, outcome: Outcome) -> State:
+        found = [found for found in _rows_of(outcome.step) if found[1]]
+        own = [one[: at[-1][1]] for one, at in found]  # after the last state nothing is needed
+        old = len(state["lengths"])
+        places = [(old + number, start, place) for number, (_, at) in enumerate(found) for start, place in at]
+        lengths = np.concatenate([state["lengths"], np.asarray([len(one) for one in own], np.int64)])
+        tokens = np.concatenate([state["tokens"], *own]).astype(np.int32)
+        table = np.concatenate([state["places"], np.asarray(places, np.int64).reshape(-1, 3)])
+        if gone := max(len(lengths) - episodes, 0):
+            tokens, lengths = tokens[lengths[:gone].sum() :], lengths[gone:]
+            table = table[table[:, 0] >= gone] - np.asarray([gone, 0, 0])
+        return {"steps": state["steps"] + 1, "tokens": tokens, "lengths": lengths, "places": table}
 
-        def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
-            table, begins = state["places"], np.cumsum(state["lengths"]) - state["lengths"]
-            random = np.random.default_rng([facts.seed, state["steps"]])
-            chosen = random.permutation(len(table))[: samples * len(ids)]
+    def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
+        table, begins = state["places"], np.cumsum(state["lengths"]) - state["lengths"]
+        random = np.random.default_rng([facts.seed, state["steps"]])
+        chosen = random.permutation(len(table))[: samples * len(ids)]
 
-            def of(number: int) -> Where:
-                row, start, place = table[number]
-                own = state["tokens"][begins[row] : begins[row] + place].tolist()
-                return own[:start], own[start:]
+        def of(number: int) -> Where:
+            row, start, place = table[number]
+            own = state["tokens"][begins[row] : begins[row] + place].tolist()
+            return own[:start], own[start:]
 
-            return [{column: [of(int(n)) for n in chosen[i :: len(ids)]]} for i in range(len(ids))]
+        return [{column: [of(int(n)) for n in chosen[i :: len(ids)]]} for i in range(len(ids))]
 
-        metrics = lambda state: {"states": float(len(state["places"]))}  # noqa: E731
-        return Machine(empty, observe=observe, metrics=metrics, columns=columns)
-
-    return make
+    return Machine(
+        empty, observe=observe, metrics=lambda state: {"states": float(len(state["places"]))}, columns=columns
+    )
 
 
 def _rows_of(step: Step) -> list[tuple[np.ndarray, list[tuple[int, int]]]]:

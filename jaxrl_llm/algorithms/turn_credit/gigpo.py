@@ -1,20 +1,10 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from jaxrl_llm.advantages.turns import compared, of_episode, same_state, turn_advantages, turn_returns, where_given
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RECALLED, NonNegative
-from jaxrl_llm.core.parts import Objective
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.program import similar_states
-
-
-def clipped(low: float, high: float, kl_coefficient: float) -> Objective:
-    """PPO's clip averaged over the tokens of the batch, plus kl_coefficient times k3 to the reference."""
-    objective = policy_gradient(token_ratio(), clip(low, high), token_mean())
-    return regularised(objective, token_mean(), kl_coefficient=kl_coefficient)
 
 
 @method(
@@ -53,6 +43,6 @@ def gigpo(
     episode = of_episode(scale, over, epsilon)
     return Algorithm(
         turn_advantages(episode, step, weights=(1.0, step_weight), needs={"state_key"}),
-        clipped(clip_low, clip_high, kl_coefficient),
+        clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient),
         rollout=None if similarity is None else similar_states(similarity),
     )

@@ -1,24 +1,13 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns import (
-    Array,
-    OfTurns,
-    above_buckets,
-    of_episode,
-    same_state,
-    turn_advantages,
-    turn_mask,
-    turn_returns,
-    where_given,
-)
+from jaxrl_llm.advantages import of_episode, same_state, turn_advantages, turn_returns, where_given
+from jaxrl_llm.advantages.turns import OfTurns, above_buckets, turn_mask
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, NonNegativeInt
-from jaxrl_llm.core.parts import Trajectories, batch_part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(
@@ -53,7 +42,7 @@ def hgpo(
     nested = nested_states(turn_returns(gamma), depth, alpha, scale, epsilon, episode)
     return Algorithm(
         turn_advantages(where_given("state_key", nested, of_episode(scale, epsilon=epsilon)), needs={"state_key"}),
-        clipped(clip_low, clip_high, kl_coefficient),
+        clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient),
     )
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -8,13 +6,11 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.returns import explained_variance, needed_values
 from jaxrl_llm.advantages.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, Positive
 from jaxrl_llm.core.needs.placeholders import all_action
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
-from jaxrl_llm.objectives import token_mean
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.objectives.values import head_value_loss
 
 KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], see `rollouts.agents.plans`
@@ -62,7 +58,7 @@ def hiper(
     Where the heads are read is not in what we read of the code: at the first token of their parts. A row is an episode.
     Without plans (--algorithm.without plan) every turn is in one segment and all its tokens are its action.
     """
-    objective = regularised(clipped_policy(clip_low, clip_high), token_mean(), kl_coefficient=kl_coefficient)
+    objective = clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient)
     return Algorithm(
         chain(
             plan_penalties(keep_penalty, inconsistency_penalty, keep_penalties),
@@ -214,8 +210,9 @@ def hierarchical_advantages(
     for A, where, span in zip(credit[:3], at, spans, strict=True):
         A = standardised(A, where) if whiten else A
         total = jnp.where(span, on_tokens(jnp.where(where, A, 0.0), batch), total)
+    told = jax.vmap(lambda row, value, place: row.at[place].set(value, mode="drop"))
     returns = [
-        on_places(G, jnp.where(where, place, last + 1), batch)
+        told(jnp.full(batch.tokens.shape, jnp.nan), G, jnp.where(where, place, last + 1))
         for G, where, place in zip(credit[3:], at, places, strict=True)
     ]
     counts = jnp.stack([jnp.sum(where) for where in at]).astype(jnp.float32)
@@ -225,12 +222,6 @@ def hierarchical_advantages(
         .with_info(head_returns=jnp.stack(returns, axis=-1))
         .with_controls(head_turns=counts, explained_variance=explained)
     )
-
-
-def on_places(values: Array, places: Array, batch: Trajectories) -> Array:
-    """f32[N, L]: values f32[N, K] of turns at places int32[N, K]; NaN elsewhere, and nothing where a place is L."""
-    empty = jnp.full(batch.tokens.shape, jnp.nan)
-    return jax.vmap(lambda row, value, place: row.at[place].set(value, mode="drop"))(empty, values, places)
 
 
 def in_turns(mask: Array, batch: Trajectories) -> Array:

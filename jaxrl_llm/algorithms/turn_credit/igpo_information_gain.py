@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated
@@ -10,8 +8,8 @@ from jaxrl_llm.advantages.turns import above_buckets, returns_of_turns, turn_adv
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around
@@ -45,14 +43,12 @@ def igpo_information_gain(
     that a reply would have. A row that begins anew in the middle of an episode is an episode of its own.
 
     The answer is read before the update, by one forward pass for each turn. The released code subtracts means over the
-    same token index, without a deviation; this is the paper's form. Rollout:
-    `with_answers`, around the run's agents.
+    same token index, without a deviation; this is the paper's form. Rollout: `with_answers`, around the run's agents.
     """
     gains = information_gains(gamma, epsilon)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
     return Algorithm(
         turn_advantages(gains, needs={"answer_logp", "answer_tokens", "state_key"}),
-        regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient),
+        clipped_policy(clip_low, clip_high, sequence_mean(), kl_coefficient=kl_coefficient),
         rollout=with_answers(column, opening),
     )
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated
 
@@ -13,18 +11,12 @@ from jaxrl_llm.advantages.turns import needs_turns, on_tokens, turn_mask, turn_n
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.data.chat.turns import ChatTurns
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around, blanked
 from jaxrl_llm.utils.errors import InputError, shown
-
-
-@part
-def with_feedback(beta: float, temperature: float, epsilon: float) -> Callable[[Trajectories], Array]:
-    """A function `batch -> f32[N, L]`: the advantages of `infopo`."""
-    return lambda batch: fused_with_feedback(batch, beta, temperature, epsilon)
 
 
 @method(
@@ -55,43 +47,29 @@ def infopo(
     IG = 0, and so has one whose observation begins a new row. Then PPO's clip (clip_low, clip_high), averaged over
     tokens. The released code can let beta decay with the epochs, which it does not by default, and is left out here.
 
-    Each turn but the first costs a forward pass before the update. Rollout:
-    `with_blanks`, around the run's agents.
+    Each turn but the first costs a forward pass before the update. Rollout: `with_blanks`, around the run's agents.
     """
     needs = {"old_logp", "blanked_logp", "blanked", "state_key"}
     return Algorithm(
         chain(needs_turns(), revised(with_feedback(beta, gate_temperature, epsilon), needs)),
-        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+        clipped_policy(clip_low, clip_high),
         rollout=with_blanks(placeholder),
     )
 
 
-def feedback_gains(batch: Trajectories) -> Array:
-    """f32[N, K]: of each turn, by how much its observation raised the mean log-probability of the next turn's tokens.
-
-    It can be negative. 0 for the last turn, and where nothing was blanked. Reads old_logp and info["blanked_logp"].
-    """
-    mask, number = turn_mask(batch), turn_numbers(batch)
+@batch_part
+def with_feedback(batch: Trajectories, beta: float, temperature: float, epsilon: float) -> Array:
+    """A function of the batch: the advantages of `infopo`, f32[N, L]. IG is 0 where nothing was blanked."""
+    mask, actions = turn_mask(batch), scored_actions(batch)
+    own = jax.nn.one_hot(jnp.where(batch.action_mask, turn_numbers(batch), -1), mask.shape[1])
+    lengths = jnp.maximum(jnp.sum(own, axis=1), 1)
     change = batch.need("old_logp") - batch.need("blanked_logp")
-    own = jax.nn.one_hot(jnp.where(batch.action_mask, number, -1), mask.shape[1])
-    following = jnp.einsum("nl,nlk->nk", jnp.where(batch.action_mask, change, 0.0), own)
-    following = following / jnp.maximum(jnp.sum(own, axis=1), 1)
-    return jnp.where(mask, jnp.pad(following, ((0, 0), (0, 1)))[:, 1:], 0.0)
-
-
-def lengths_of_turns(batch: Trajectories) -> Array:
-    """f32[N, K]: the number of actions of each turn."""
-    number = jnp.where(batch.action_mask, turn_numbers(batch), -1)
-    return jnp.sum(jax.nn.one_hot(number, turn_mask(batch).shape[1]), axis=1)
-
-
-def fused_with_feedback(batch: Trajectories, beta: float, temperature: float, epsilon: float) -> Array:
-    """f32[N, L]: the advantages of `infopo`."""
-    actions = scored_actions(batch)
+    raised = jnp.einsum("nl,nlk->nk", jnp.where(batch.action_mask, change, 0.0), own) / lengths
+    gains = jnp.where(mask, jnp.pad(raised, ((0, 0), (0, 1)))[:, 1:], 0.0)
     spread = bucket_moments(batch.group, batch.scores)[2]
     outcome = above_baseline(batch.scores, batch.group) / (spread + epsilon)
     outcome = jnp.where(actions, outcome[:, None], 0.0)
-    shares = on_tokens(feedback_gains(batch) / jnp.maximum(lengths_of_turns(batch), 1), batch)
+    shares = on_tokens(gains / lengths, batch)
     own = standard_scores(shares, actions & (shares != 0), batch.group, 1, epsilon)
     one = jnp.zeros_like(batch.group)
     deviations = [token_moments(x, actions, one, 1)[2].max() for x in (outcome, own)]

@@ -1,6 +1,4 @@
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
@@ -10,14 +8,13 @@ from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import episode_backwards, episode_returns, needs_turns, on_tokens, rewards_of_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative, NonNegativeInt, Positive, Range
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part, stateless
-from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part, step_part
+from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
-from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
+from jaxrl_llm.curriculum.rules import Machine, Outcome
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, span_ratio
 from jaxrl_llm.objectives.off_policy import mismatch
 from jaxrl_llm.objectives.ratios import over_span
-from jaxrl_llm.objectives.weights import Weight
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.metrics import RESTARTED
 from jaxrl_llm.rollouts.agents.restarts import MODEL, Model
@@ -26,12 +23,10 @@ from jaxrl_llm.utils.errors import InputError, shown
 TAKEN_OVER = frozenset({"imitated", "imitated_score"})
 
 
-@part
-def failures_at(reward: Annotated[float | None, Range(most=0)]) -> Callable[[Trajectories], Array]:
+@batch_part
+def failures_at(batch: Trajectories, reward: Annotated[float | None, Range(most=0)]) -> Array:
     """A function `batch -> f32[N]`: the score, or `reward` of rows whose score is not above 0; None: the score."""
-    if reward is None:
-        return lambda batch: batch.scores
-    return lambda batch: jnp.where(batch.scores <= 0, reward, batch.scores)
+    return batch.scores if reward is None else jnp.where(batch.scores <= 0, reward, batch.scores)
 
 
 def imitated(batch: Trajectories) -> Array:
@@ -40,40 +35,37 @@ def imitated(batch: Trajectories) -> Array:
     return jnp.zeros(batch.tokens.shape) if left is None else jnp.where(batch.action_mask, jnp.nan_to_num(left), 0.0)
 
 
-@part
+@stateless_part(TAKEN_OVER | EPISODES | {"old_logp"})
 def chunk_returns(
-    gamma: float, mismatch_limit: Positive, imitation_weight: NonNegative, chunk_weight: NonNegative
-) -> Transform:
-    """Advantages of actions: those of IPA, see `ipa`."""
-    returns = episode_turn_returns(gamma)
+    batch: Trajectories,
+    gamma: Fraction,
+    mismatch_limit: Positive,
+    imitation_weight: NonNegative,
+    chunk_weight: NonNegative,
+) -> Trajectories:
+    """Advantages of actions: those of IPA, see `ipa`. The score comes with the last turn of the episode."""
+    last = one_row_each(batch)
+    r = rewards_of_turns(batch.replace(reward=jnp.where(last | jnp.isnan(batch.scores), batch.scores, 0.0)))
+    G = on_tokens(episode_backwards(batch, r, gamma, jnp.ones(r.shape, bool)), batch)
+    near = over_span(mismatch(batch), batch, "turn", mean=True) <= jnp.log(mismatch_limit)
+    own = chunk_weight * jnp.where(near, G, 0.0)
+    left = imitated(batch)
+    score = (batch.info or {}).get("imitated_score")
+    model = jnp.zeros(batch.group.shape) if score is None else jnp.nan_to_num(score)
+    taken = imitation_weight * gamma ** jnp.maximum(left - 1, 0) * model[:, None]
+    known = batch.action_mask & ~jnp.isnan(batch.scores)[:, None] & (left >= 0)
+    return batch.replace(
+        advantages=jnp.where(known, jnp.where(left > 0, taken, own), 0.0),
+        # What was taken over from another step was not sampled.
+        behaviour_logp=jnp.where(left == 0, batch.behaviour_logp, batch.need("old_logp")),
+    )
 
-    def apply(batch: Trajectories) -> Trajectories:
-        G = on_tokens(returns(batch), batch)
-        near = over_span(mismatch(batch), batch, "turn", mean=True) <= jnp.log(mismatch_limit)
-        own = chunk_weight * jnp.where(near, G, 0.0)
-        left = imitated(batch)
-        score = (batch.info or {}).get("imitated_score")
-        model = jnp.zeros(batch.group.shape) if score is None else jnp.nan_to_num(score)
-        taken = imitation_weight * gamma ** jnp.maximum(left - 1, 0) * model[:, None]
-        known = batch.action_mask & ~jnp.isnan(batch.scores)[:, None] & (left >= 0)
-        return batch.replace(
-            advantages=jnp.where(known, jnp.where(left > 0, taken, own), 0.0),
-            # What was taken over from another step was not sampled.
-            behaviour_logp=jnp.where(left == 0, batch.behaviour_logp, batch.need("old_logp")),
-        )
 
-    return stateless(apply, TAKEN_OVER | EPISODES | {"old_logp"})
-
-
-@part
-def truncated_in_failures() -> Weight:
+@step_part
+def truncated_in_failures(ratio: Array, batch: Trajectories) -> Array:
     """min(rho, 1) in episodes whose return is not above 0; 1 in others, and on tokens that were taken over."""
-
-    def weight(ratio: Array, batch: Trajectories) -> Array:
-        won = (jnp.nan_to_num(episode_returns(batch)) > 0)[:, None]
-        return jnp.where(won | (imitated(batch) > 0), 1.0, jnp.minimum(ratio, 1.0))
-
-    return weight
+    won = (jnp.nan_to_num(episode_returns(batch)) > 0)[:, None]
+    return jnp.where(won | (imitated(batch) > 0), 1.0, jnp.minimum(ratio, 1.0))
 
 
 @method(
@@ -87,7 +79,7 @@ def truncated_in_failures() -> Weight:
         "turns": "episodes of several turns",
     },
     beside={
-        "resampling": ("episodes that the environment broke, sampled again from the same state", "retries of turns"),
+        "resampling": ("episodes that the environment broke, sampled again from the same state", "retries of turns")
     },
 )
 def ipa(
@@ -131,11 +123,10 @@ def ipa(
     if rollback == "sequential" and not stored and teacher is None:
         raise InputError("rollback is sequential, which needs successes of earlier steps: give stored, or a teacher")
     store = in_epochs(restart_points(stored, teacher, rollback == "sequential", enough)) if stored or teacher else None
-    ratio = span_ratio("turn", against="old")
     returns = chunk_returns(gamma, mismatch_limit, imitation_weight, chunk_weight)
     return Algorithm(
         chain(needs_turns(), rescore(failures_at(failure)), returns),
-        policy_gradient(ratio, log_probability(truncated_in_failures()), sequence_sum()),
+        policy_gradient(span_ratio("turn", against="old"), log_probability(truncated_in_failures()), sequence_sum()),
         curriculum=store,
     )
 
@@ -156,10 +147,14 @@ def moved_place(model: Model, rate: float | None, enough: float) -> Model:
     return model._replace(place=min(model.place + 1, len(model.replies) - 1), learnt=model.place + 1)
 
 
-@part
+@batch_part
 def restart_points(
-    stored: NonNegativeInt = 1000, teacher: str | None = None, sequential: bool = False, enough: Fraction = 0.5
-) -> RuleOf:
+    facts: PromptFacts,
+    stored: NonNegativeInt = 1000,
+    teacher: str | None = None,
+    sequential: bool = False,
+    enough: Fraction = 0.5,
+) -> Machine:
     """The successes of earlier steps and of teachers, from which episodes begin; see `ipa`.
 
     A prompt's is replaced by one with a higher score. Beyond `stored` prompts, the one that has not changed for longest
@@ -168,57 +163,54 @@ def restart_points(
     that restarts take over.
     """
 
-    def make(facts: PromptFacts) -> Machine:
-        if teacher is not None and isinstance(facts.rows, list) and not any(row.get(teacher) for row in facts.rows):
-            raise InputError(f"the teacher's replies are in the column {teacher!r}, which no prompt has: name another")
+    if teacher is not None and isinstance(facts.rows, list) and not any(row.get(teacher) for row in facts.rows):
+        raise InputError(f"the teacher's replies are in the column {teacher!r}, which no prompt has: name another")
 
-        def new(replies: Sequence[Sequence[int] | str], score: float) -> Model:
-            return Model(replies, score, len(replies) - 1 if sequential else None, 0 if sequential else None)
+    def new(replies: Sequence[Sequence[int] | str], score: float) -> Model:
+        return Model(replies, score, len(replies) - 1 if sequential else None, 0 if sequential else None)
 
-        def model_of(state: State, prompt: int) -> Model | None:
-            if (known := state["models"].get(str(prompt))) is not None:
-                return Model(**known)
-            replies = None if teacher is None else facts.rows[prompt].get(teacher)
-            if replies is None or replies == []:
-                return None
-            if not isinstance(replies, list | tuple) or not all(isinstance(one, str) and one for one in replies):
-                raise InputError(
-                    f"prompt {prompt} has {shown(replies)} in the column {teacher!r}, but must have the texts of a "
-                    "teacher's replies there, as a list"
-                )
-            return new(list(replies), 1.0)
+    def model_of(state: State, prompt: int) -> Model | None:
+        if (known := state["models"].get(str(prompt))) is not None:
+            return Model(**known)
+        replies = None if teacher is None else facts.rows[prompt].get(teacher)
+        if replies is None or replies == []:
+            return None
+        if not isinstance(replies, list | tuple) or not all(isinstance(one, str) and one for one in replies):
+            raise InputError(
+                f"prompt {prompt} has {shown(replies)} in the column {teacher!r}, but must have the texts of a "
+                "teacher's replies there, as a list"
+            )
+        return new(list(replies), 1.0)
 
-        def columns(state: State, ids: Any) -> list[Mapping[str, Any]]:
-            found = [model_of(state, int(prompt)) for prompt in ids]
-            return [{MODEL: None if one is None else one._asdict()} for one in found]
+    def columns(state: State, ids: Any) -> list[Mapping[str, Any]]:
+        found = [model_of(state, int(prompt)) for prompt in ids]
+        return [{MODEL: None if one is None else one._asdict()} for one in found]
 
-        def observe(state: State, outcome: Outcome) -> State:
-            models = dict(state["models"])
-            for prompt, episodes in episodes_of(outcome.step.scored.batch):
-                before = model = model_of({"models": models}, prompt)
-                if model is not None and sequential:
-                    again = [score > 0 for _, score, restarted in episodes if restarted]
-                    model = moved_place(model, float(np.mean(again)) if again else None, enough)
-                best = max(episodes, key=lambda one: one[1], default=None)
-                if stored and best is not None and best[1] > max(0.0, 0.0 if model is None else model.score):
-                    model = new(best[0], best[1])
-                if model is not None and model != before:
-                    models.pop(str(prompt), None)
-                    models[str(prompt)] = model._asdict()
-            most = max(stored, 1) if teacher is None else None  # a teacher's are as many as prompts
-            return {"models": dict(list(models.items())[-most:] if most else models)}
+    def observe(state: State, outcome: Outcome) -> State:
+        models = dict(state["models"])
+        for prompt, episodes in episodes_of(outcome.step.scored.batch):
+            before = model = model_of({"models": models}, prompt)
+            if model is not None and sequential:
+                again = [score > 0 for _, score, restarted in episodes if restarted]
+                model = moved_place(model, float(np.mean(again)) if again else None, enough)
+            best = max(episodes, key=lambda one: one[1], default=None)
+            if stored and best is not None and best[1] > max(0.0, 0.0 if model is None else model.score):
+                model = new(best[0], best[1])
+            if model is not None and model != before:
+                models.pop(str(prompt), None)
+                models[str(prompt)] = model._asdict()
+        most = max(stored, 1) if teacher is None else None  # a teacher's are as many as prompts
+        return {"models": dict(list(models.items())[-most:] if most else models)}
 
-        def metrics(state: State) -> dict[str, float]:
-            models = [Model(**one) for one in state["models"].values()]
-            out = {"restart_points": float(len(models))}
-            if sequential:
-                shares = [(one.place or 0) / len(one.replies) for one in models]
-                out["taken_over"] = float(np.mean(shares)) if shares else 0.0
-            return out
+    def metrics(state: State) -> dict[str, float]:
+        models = [Model(**one) for one in state["models"].values()]
+        out = {"restart_points": float(len(models))}
+        if sequential:
+            shares = [(one.place or 0) / len(one.replies) for one in models]
+            out["taken_over"] = float(np.mean(shares)) if shares else 0.0
+        return out
 
-        return Machine({"models": {}}, observe=observe, metrics=metrics, columns=columns)
-
-    return make
+    return Machine({"models": {}}, observe=observe, metrics=metrics, columns=columns)
 
 
 def episodes_of(batch: Trajectories) -> Iterator[tuple[int, list[tuple[list[list[int]], float, bool]]]]:
@@ -242,14 +234,3 @@ def episodes_of(batch: Trajectories) -> Iterator[tuple[int, list[tuple[list[list
             if replies and score == score:
                 found.append((replies, score, bool(restarted[mine[0]] > 0)))
         yield int(np.asarray(batch.prompt_id)[rows[0]]), found
-
-
-@batch_part
-def episode_turn_returns(batch: Trajectories, gamma: Fraction = 1.0) -> Array:
-    """Values: discounted returns from each turn on, G_t = r_t + gamma G_{t+1}, also over the rows of an episode.
-
-    The score comes with the last turn of the episode, beside the environment's rewards of turns.
-    """
-    last = one_row_each(batch)
-    r = rewards_of_turns(batch.replace(reward=jnp.where(last | jnp.isnan(batch.scores), batch.scores, 0.0)))
-    return episode_backwards(batch, r, gamma, jnp.ones(r.shape, bool))

@@ -3,37 +3,22 @@
 The model is a copy of the policy that learns beside it from preferences between episodes.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns import (
-    OfTurns,
-    compared,
-    episode_returns,
-    group_keys,
-    of_episode,
-    turn_advantages,
-    turn_count,
-    turn_mask,
-    turn_numbers,
-)
+from jaxrl_llm.advantages import compared, of_episode, turn_advantages
+from jaxrl_llm.advantages.turns import OfTurns, episode_returns, group_keys, turn_count, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, batch_part, part
-from jaxrl_llm.objectives.preference.pairs import RowScore, coupled, shares_of_pairs
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives.preference.pairs import coupled, shares_of_pairs
+from jaxrl_llm.objectives.values import COPY, needed_output
 
-FORMS: dict[str, dict[str, Any]] = {
-    "rloo": {"baseline": "leave_one_out"},
-    "grpo": {"scale": "std"},
-    "centred": {},
-}
+FORMS: dict[str, dict[str, Any]] = {"rloo": {"baseline": "leave_one_out"}, "grpo": {"scale": "std"}, "centred": {}}
 
 
 @method(
@@ -42,8 +27,7 @@ FORMS: dict[str, dict[str, Any]] = {
     needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
 )
 @presets(
-    paper={"over": "sum", "steps": "all", "success": None},
-    code={"over": "mean", "steps": "first", "success": 0.0},
+    paper={"over": "sum", "steps": "all", "success": None}, code={"over": "mean", "steps": "first", "success": 0.0}
 )
 def istar(
     beta: Annotated[NonNegative, PAPER] = 0.05,
@@ -90,7 +74,7 @@ def istar(
     credit = turn_advantages(
         of_episode(epsilon=epsilon, **chosen), step, weights=(1.0, step_weight), needs={"state_key", *IMPLICIT}
     )
-    objective = clipped(clip_low, clip_high, kl_coefficient)
+    objective = clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient)
     return Algorithm(credit, objective + reward_coefficient * implicit_preference(beta, over, success))
 
 
@@ -103,8 +87,9 @@ def implicit_rewards(batch: Trajectories, beta: NonNegative = 0.05) -> Array:
 
     pi_phi is the reward model before the update. Needs implicit_logp and old_logp.
     """
-    gain = batch.need("implicit_logp") - batch.need("old_logp")
-    return jnp.where(turn_mask(batch), beta * sums_of_turns(gain, batch), 0.0)
+    gain = jnp.where(batch.action_mask, batch.need("implicit_logp") - batch.need("old_logp"), 0.0)
+    own = jax.nn.one_hot(turn_numbers(batch), turn_count(batch))
+    return jnp.where(turn_mask(batch), beta * jnp.einsum("nl,nlk->nk", gain, own), 0.0)
 
 
 @batch_part
@@ -132,32 +117,10 @@ def above_first_turns(
     return jnp.where(mask & (count > 1), above, 0.0)
 
 
-def sums_of_turns(values: Array, batch: Trajectories) -> Array:
-    """f32[N, K]: the sum of values f32[N, L] over the actions of each turn; 0 where there is none."""
-    own = jax.nn.one_hot(turn_numbers(batch), turn_count(batch))
-    return jnp.einsum("nl,nlk->nk", jnp.where(batch.action_mask, values, 0.0), own)
-
-
 @part
 def same_group() -> OfTurns:
     """Keys: all turns of a group."""
     return lambda batch: group_keys(batch, turn_count(batch))
-
-
-def implicit_returns(beta: float, over: Literal["sum", "mean"]) -> RowScore:
-    """A function `(outputs, batch) -> f32[N]`: beta times the row's sum of log pi_phi - log pi_old, or that by turn."""
-
-    def returns(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
-        if "implicit_logp" not in (outputs.extras or {}):
-            raise InputError(
-                "the loss of an implicit reward model needs outputs.extras['implicit_logp']: give the policy "
-                "Critic('likelihood') (models.critic)"
-            )
-        gain = (outputs.extras or {})["implicit_logp"] - batch.need("old_logp")
-        total = beta * jnp.sum(jnp.where(batch.loss_weights != 0, gain, 0.0), axis=1)
-        return total if over == "sum" else total / jnp.maximum(jnp.sum(turn_mask(batch), axis=1), 1)
-
-    return returns
 
 
 @part
@@ -172,6 +135,12 @@ def implicit_preference(
     formed among the rows of a gradient step.
     """
 
+    def returns(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+        logp = needed_output(outputs, "implicit_logp", "the loss of an implicit reward model", COPY)
+        gain = logp - batch.need("old_logp")
+        total = beta * jnp.sum(jnp.where(batch.loss_weights != 0, gain, 0.0), axis=1)
+        return total if over == "sum" else total / jnp.maximum(jnp.sum(turn_mask(batch), axis=1), 1)
+
     def shares(D: jax.Array, batch: Trajectories) -> jax.Array:
         own = episode_returns(batch)
         better = own[:, None] > own
@@ -179,5 +148,4 @@ def implicit_preference(
             better = (own > success)[:, None] & (own <= success)
         return shares_of_pairs(D[:, None] - D, better & (batch.group[:, None] == batch.group))
 
-    needs = frozenset({"implicit_logp", "old_logp"})
-    return coupled(implicit_returns(beta, over), shares, "reward_model", needs)
+    return coupled(returns, shares, "reward_model", IMPLICIT)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax
@@ -7,12 +5,11 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import explained_variance, needed_values, whiten_advantages
 from jaxrl_llm.advantages.turns import TURNS, ends_of_turns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
-from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.values import head_value_loss
+from jaxrl_llm.objectives import entropy, head_value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(

@@ -1,18 +1,14 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import generalised_advantages, whiten_advantages
-from jaxrl_llm.advantages.turns import needs_turns
-from jaxrl_llm.algorithms.classic.ppo import clipped_policy
+from jaxrl_llm.advantages import generalised_advantages, needs_turns, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import entropy, value_loss
-from jaxrl_llm.objectives.values import huber
+from jaxrl_llm.objectives import entropy, huber, value_loss
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(

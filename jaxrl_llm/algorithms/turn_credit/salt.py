@@ -1,26 +1,16 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns import (
-    Array,
-    OfTurns,
-    of_episode,
-    same_state,
-    turn_advantages,
-    turn_mask,
-    turn_numbers,
-    where_given,
-)
+from jaxrl_llm.advantages import of_episode, same_state, turn_advantages, where_given
+from jaxrl_llm.advantages.turns import OfTurns, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.annotations import OURS, NonNegative, NonNegativeInt
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.parts import Trajectories, batch_part
-from jaxrl_llm.selection.noise import mix
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.selection.rows import mix
 
 
 @method(
@@ -51,8 +41,7 @@ def salt(
     episode = of_episode(scale, epsilon=epsilon)
     credit = where_given("state_key", mean_over_equal(episode, history), episode)
     return Algorithm(
-        turn_advantages(credit, needs={"state_key"}),
-        clipped(clip_low, clip_high, kl_coefficient),
+        turn_advantages(credit, needs={"state_key"}), clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient)
     )
 
 

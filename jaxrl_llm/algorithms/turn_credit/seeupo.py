@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated
 
 from jaxrl_llm.advantages import clip_advantages, group_relative, whiten_advantages
@@ -7,8 +5,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import TurnPhases
 from jaxrl_llm.core.annotations import CODE, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
-from jaxrl_llm.objectives.off_policy import scale_by_info
+from jaxrl_llm.objectives import clip, policy_gradient, scale_by_info, sequence_mean, span_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 
 

@@ -1,24 +1,14 @@
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns import (
-    Array,
-    compared,
-    of_episode,
-    turn_advantages,
-    turn_mask,
-    turn_rewards,
-    where_given,
-)
+from jaxrl_llm.advantages.turns import compared, of_episode, turn_advantages, turn_mask, turn_rewards, where_given
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.annotations import CODE, NonNegative, NonNegativeInt
-from jaxrl_llm.core.parts import Trajectories, batch_part
-from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.selection.rows import row_noise
 
 
 @method(
@@ -53,7 +43,7 @@ def srgpo(
     episode = of_episode(scale, over, epsilon, "score")
     return Algorithm(
         turn_advantages(episode, step, weights=(1.0, step_weight), needs={"turn_rewards"}),
-        clipped(clip_low, clip_high, kl_coefficient),
+        clipped_policy(clip_low, clip_high, kl_coefficient=kl_coefficient),
     )
 
 

@@ -1,35 +1,24 @@
-from __future__ import annotations
-
 import math
 from asyncio import gather
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.filters import drop_rows
-from jaxrl_llm.advantages.turns import (
-    compared,
-    group_keys,
-    on_tokens,
-    rewards_of_turns,
-    turn_advantages,
-    turn_count,
-    turn_returns,
-)
+from jaxrl_llm.advantages import compared, drop_rows, turn_advantages, turn_returns
+from jaxrl_llm.advantages.turns import group_keys, on_tokens, rewards_of_turns, turn_count
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part
-from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.off_policy import mismatch
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, counted_part, part
+from jaxrl_llm.objectives.off_policy import importance_correction, mismatch
+from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
-from jaxrl_llm.rollouts.agents.program import graded, with_episodes
-from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
-from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.utils.errors import InputError, is_off
+from jaxrl_llm.rollouts.agents.program import agents_part, graded
+from jaxrl_llm.rollouts.programs import Episode, Task, Tools
+from jaxrl_llm.selection.rows import row_noise
+from jaxrl_llm.utils.errors import is_off
 
 
 @part
@@ -78,7 +67,7 @@ def trloo(
     if tolerance is not None:
         near = importance_correction("geometric", "reject", 1 - tolerance, 1 + tolerance, leave_count=True)
         credit = chain(credit, drop_rows(has_unlikely_token(unlikely)), near)
-    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    objective = clipped_policy(clip_low, clip_high)
     if profile is None:
         return Algorithm(credit, objective)
     return Algorithm(chain(credit, reject_idle(least_profile, softness)), objective, rollout=profiled(profile))
@@ -92,30 +81,29 @@ def same_turn(batch: Trajectories) -> Array:
     return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
 
 
-@part
-def reject_idle(least: Fraction, softness: NonNegative) -> Transform:
+@counted_part({"profile"})
+def reject_idle(step: Array, batch: Trajectories, least: Fraction, softness: NonNegative) -> Trajectories:
     """Turns with a reward above 0 stay with the probability clip((profile - least) / softness, 0, 1); see `trloo`.
 
     The weights of others become 0. info["profile"] f32[N, L] is NaN where it is not known.
     """
-
-    def reject(step: Array, batch: Trajectories) -> Trajectories:
-        turns = turn_count(batch)
-        salts = step.astype(jnp.uint32) * jnp.uint32(turns) + jnp.arange(turns, dtype=jnp.uint32)
-        noise = on_tokens(jax.vmap(lambda salt: row_noise(batch, salt))(salts).T, batch)
-        right = on_tokens(rewards_of_turns(batch), batch) > 0
-        profile = batch.need("profile")
-        chance = jnp.where(profile >= least, 1.0, 0.0)
-        if not is_off(softness):
-            chance = jnp.clip((profile - least) / softness, 0.0, 1.0)
-        idle = right & ~jnp.isnan(profile) & (noise >= chance)
-        return batch.replace(weights=jnp.where(idle, 0.0, batch.loss_weights))
-
-    return counted(reject, needs={"profile"})
+    turns = turn_count(batch)
+    salts = step.astype(jnp.uint32) * jnp.uint32(turns) + jnp.arange(turns, dtype=jnp.uint32)
+    noise = on_tokens(jax.vmap(lambda salt: row_noise(batch, salt))(salts).T, batch)
+    right = on_tokens(rewards_of_turns(batch), batch) > 0
+    profile = batch.need("profile")
+    chance = jnp.where(profile >= least, 1.0, 0.0)
+    if not is_off(softness):
+        chance = jnp.clip((profile - least) / softness, 0.0, 1.0)
+    idle = right & ~jnp.isnan(profile) & (noise >= chance)
+    return batch.replace(weights=jnp.where(idle, 0.0, batch.loss_weights))
 
 
-@part
-def profiled(name: str) -> Rollout:
+@agents_part(
+    "turns of agents have a profile", "profiled({name})", provides={"profile"},
+    whole="turns with a profile are not compacted: leave out compact and context_tokens",
+)  # fmt: skip
+async def profiled(tools: Tools, task: Task, settings: AgentSettings, name: str) -> list[Episode]:
     """The episodes of the run's agents, where the environment's observations say a number `name` of the turn before.
 
     It is info["profile"] of the turn's tokens, NaN where an observation has none. Provides profile. It goes around the
@@ -129,16 +117,8 @@ def profiled(name: str) -> Rollout:
         first = int(begin)
         return [said[first + turn] if turn >= 0 else math.nan for turn in row.turns.tolist()]
 
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
-        paths = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
-        rows = await graded(tools, [path.one for path in paths], settings.turn_rewards)
-        return [
-            row.with_info(profile=of_row(path, row)) for path, of_one in zip(paths, rows, strict=True) for row in of_one
-        ]
-
-    def around(inner: Rollout) -> Rollout:
-        if inner.agent is not None and inner.agent.limits.compact is not None:
-            raise InputError("turns with a profile are not compacted: leave out compact and context_tokens")
-        return with_episodes(inner, play, "turns of agents have a profile", f"profiled({name})", {"profile"})
-
-    return replace(group(), wrap=around)
+    paths = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
+    rows = await graded(tools, [path.one for path in paths], settings.turn_rewards)
+    return [
+        row.with_info(profile=of_row(path, row)) for path, of_one in zip(paths, rows, strict=True) for row in of_one
+    ]

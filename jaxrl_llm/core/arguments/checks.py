@@ -4,8 +4,6 @@
 narrowed by a range: `turns: Annotated[int, Range(least=1)] = 8`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect
@@ -111,15 +109,13 @@ def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None
         check_number(name, value, whole=kind is int, **(limits._asdict() if limits else {}))
         if kind is int:
             check_number(name, value, most=WHOLE)
-    elif kind in _PLAIN and kind is not pathlib.Path:
-        if not isinstance(value, kind) and not (kind is bool and type(value).__name__ in ("bool_", "bool")):
+    elif kind in _PLAIN:
+        classes = (str, os.PathLike) if kind is pathlib.Path else kind
+        if not isinstance(value, classes) and not (kind is bool and type(value).__name__ in ("bool_", "bool")):
             raise _wrong(name, value, _PLAIN[kind])
     elif _is_array(kind):
         if not hasattr(value, "dtype") and not isinstance(value, list | tuple):
             check_number(name, value)
-    elif kind is pathlib.Path:
-        if not isinstance(value, str | os.PathLike):
-            raise _wrong(name, value, "a path")
     elif isinstance(kind, type) and origin is None and not _is_open(kind) and not isinstance(value, kind):
         expect(name, value, kind)
     return None
@@ -144,9 +140,8 @@ def _check_union(name: str, value: Any, kinds: Sequence[Any], limits: Range | No
 
 
 def _check_entries(name: str, value: Any, origin: Any, inner: Sequence[Any], limits: Range | None) -> None:
-    if isinstance(value, str | bytes) or not isinstance(value, origin if origin is Iterable else Iterable):
-        raise _wrong(name, value, "a list")
-    if isinstance(value, Mapping) and origin is not Iterable:
+    none = (str, bytes) if origin is Iterable else (str, bytes, Mapping)
+    if isinstance(value, none) or not isinstance(value, Iterable):
         raise _wrong(name, value, "a list")
     if not isinstance(value, Sequence):  # an iterator must not be used up, an array has a dtype of its own
         return
@@ -178,9 +173,8 @@ def _check_function(name: str, value: Any, inner: Sequence[Any]) -> None:
         other = isinstance(gives, type) and isinstance(inner[1], type) and not _fits(gives, inner[1])
         if takes is not ... and (len(takes) != wanted or other):
             raise InputError(f"{name} is {shown(value)}, but must be {_words(Callable[[*inner[0]], inner[1]])}")
-    try:
-        parameters = inspect.signature(value).parameters.values()
-    except (TypeError, ValueError):  # of C
+    parameters = _parameters(value)
+    if parameters is None:
         return
     places = [one for one in parameters if one.kind in _PLACES]
     required = sum(one.default is one.empty for one in places)
@@ -252,11 +246,16 @@ def expect(name: str, value: Any, kind: type) -> None:
     found, hint = in_words(value), ""
     if isinstance(value, type) and issubclass(value, kind):
         found, hint = f"the class {value.__name__}", f": call it, {value.__name__}()"
-    elif callable(value) and getattr(value, "__annotations__", {}).get("return") in (kind, kind.__name__):
+    elif callable(value) and makes(value, kind):
         found, hint = "the function " + value.__name__, f", which makes one: call it, {value.__name__}(...)"
     elif getattr(value, "makes_parts", False):
         found, hint = "the function " + value.__name__, f", which makes a part: call it, {value.__name__}(...)"
     raise InputError(f"{name} must be of the type {kind.__name__}, but is {found}{hint}")
+
+
+def makes(function: Any, kind: Any, name: str | None = None) -> bool:
+    """Whether a function is annotated to return a type: itself, or its name where annotations are texts."""
+    return getattr(function, "__annotations__", {}).get("return", ...) in (kind, name or kind.__name__)
 
 
 def names_of(needs: Iterable[str]) -> frozenset[str]:
@@ -276,9 +275,10 @@ def require_function(name: str, value: Any, alone: bool = False) -> None:
     """
     if not callable(value):
         raise InputError(f"{name} is {shown(value)}, but must be a function of a batch")
-    made = getattr(value, "__annotations__", {}).get("return")
-    if alone and (required := _required_of(value)) > 1:
+    required = sum(one.kind in _PLACES and one.default is one.empty for one in _parameters(value) or ())
+    if alone and required > 1:
         raise InputError(f"{name} is a function of {required} values, but must be a function of a batch alone")
+    made = getattr(value, "__annotations__", {}).get("return")
     made = getattr(made, "__name__", made)
     if made in ("Transform", "Objective"):
         raise InputError(
@@ -286,11 +286,9 @@ def require_function(name: str, value: Any, alone: bool = False) -> None:
         )
 
 
-def _required_of(function: Any) -> int:
-    """How many positional arguments a function requires; 0 where it does not say."""
+def _parameters(function: Any) -> list[inspect.Parameter] | None:
+    """None for a function of C that does not say them."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return 0
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(one.kind in places and one.default is one.empty for one in parameters)
+        return None

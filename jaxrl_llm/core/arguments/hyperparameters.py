@@ -1,10 +1,7 @@
 """Hyper-parameters of methods: their types, valid ranges and the origins of their defaults, as annotations.
 
-clip_high: Annotated[NonNegative, PAPER] = 0.28
-max_length: Annotated[Count | None, RUN] = None
+clip_high: Annotated[NonNegative, PAPER] = 0.28 max_length: Annotated[Count | None, RUN] = None
 """
-
-from __future__ import annotations
 
 import functools
 import inspect

@@ -3,8 +3,6 @@
 As an annotation: `turns: Annotated[int, Range(least=1)] = 8`.
 """
 
-from __future__ import annotations
-
 from numbers import Integral, Real
 from typing import Annotated, Any, NamedTuple
 

@@ -3,8 +3,6 @@
 `python -m jaxrl_llm.algorithms.index` writes that file from the methods themselves, and a test compares them.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
@@ -167,6 +165,5 @@ def _added() -> Mapping[str, Callable[..., Any]]:
 
 @cache
 def _methods() -> dict[str, Any]:
-    """The records of `catalogue.json` by name."""
     found: dict[str, Any] = json.loads(CATALOGUE.read_text(encoding="utf-8"))
     return found

@@ -5,22 +5,19 @@ A transform or an objective names its needs as texts, "old_logp"; a name may car
 for it where it is neither computed nor provided: in a report, a comparison, a test.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import jax.numpy as jnp
 
 from jaxrl_llm.core.needs.computed import COMPUTED
 from jaxrl_llm.core.needs.provided import PROVIDED
-from jaxrl_llm.core.needs.rewarded import REWARDED
 from jaxrl_llm.core.needs.types import Need
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.utils.errors import InputError, unknown
 
 OF_REFERENCE = ("reference_logp", "reference_affinity")
 OF_TEACHER = ("teacher_logp", "teacher_entropy", "teacher_token_logp", "teacher_top", "teacher_states")
-NEEDS = {need.name: need for need in (*COMPUTED, *PROVIDED, *REWARDED)}
+NEEDS = {need.name: need for need in (*COMPUTED, *PROVIDED)}
 
 
 def need_of(need: str) -> Need:

@@ -1,7 +1,5 @@
 """Needs that the learner computes, with one forward pass of each policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax
@@ -17,8 +15,6 @@ from jaxrl_llm.core.trajectory import Array, Trajectories
 
 
 def _read(name: str) -> Compute:
-    """What the forward pass of the weights before the update measured."""
-
     def compute(models: Models, batch: Trajectories, number: float | None) -> Array:
         return (models.old.extras or {})[name if number is None or name != "tempered_logp" else f"{name}:{number:g}"]
 
@@ -26,7 +22,6 @@ def _read(name: str) -> Compute:
 
 
 def _of_teacher(name: str) -> Compute:
-    """What the forward pass of the teacher found."""
     return lambda models, batch, number: (models.teacher.extras or {})[name]
 
 
@@ -36,7 +31,6 @@ def _reduced(function: Callable[[Array, Array], Array]) -> Compute:
 
 
 def _squares(hidden: Array, mask: Array) -> Array:
-    """f32[N, L]: squared norms of states [N, L, D]."""
     return jnp.sum(hidden**2, axis=-1)
 
 
@@ -66,26 +60,22 @@ COMPUTED = (
     Need(
         "values", "batch.values", "[N, L]",
         "a critic's value of each state, before the update; with several heads [N, L, H]",
-        StandIn("0", lambda random, logp: random.normal(size=logp.shape), like.no_values),
-        _read("values"), "values", by_outputs="values",
+        StandIn("0", like.normal(), like.no_values), _read("values"), "values", by_outputs="values",
     ),
     Need(
         "implicit_logp", "info['implicit_logp']", "[N, L]",
         "log-probabilities under an implicit reward model, a copy of the policy that learns beside it, before the "
-        "update",
-        like.behaviour(like.near(0.2)), _read("implicit_logp"), "implicit_logp", by_outputs="implicit_logp",
+        "update", like.behaviour(like.near(0.2)), _read("implicit_logp"), "implicit_logp", by_outputs="implicit_logp",
     ),
     Need(
         "scores", "info['scores']", "[N, L, S]",
         "a reward model's scores of the token before each action, before the update",
-        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 1)), like.no_scores),
-        _read("scores"), "scores", by_outputs="scores",
+        StandIn("0", like.normal(1), like.no_scores), _read("scores"), "scores", by_outputs="scores",
     ),
     Need(
         "target_values", "info['target_values']", "[N, L, H]",
         "values of the target critic, whose weights follow the critic's; one for each head",
-        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 4)), like.no_values),
-        lambda models, batch, number: models.target_values,
+        StandIn("0", like.normal(4), like.no_values), lambda models, batch, number: models.target_values,
     ),
     Need(
         "feedback", "batch.feedback", "[] each",
@@ -138,8 +128,7 @@ COMPUTED = (
     Need(
         "greedy", "info['greedy']", "[N, L]",
         "1 where the action is the most probable token (up to rounding one of them), else 0, of the old weights",
-        like.ones(lambda random, logp: random.integers(0, 2, logp.shape).astype(float)), _read("greedy"), "greedy",
-        by_outputs="greedy",
+        like.ones(like.integers(0, 2)), _read("greedy"), "greedy", by_outputs="greedy",
     ),
     Need(
         "top_tokens", "info['top_tokens']", "[N, L, K]",
@@ -153,13 +142,11 @@ COMPUTED = (
     ),
     Need(
         "teacher_logp", "info['teacher_logp']", "[N, L, K]",
-        "log-probabilities of info['top_tokens'] under the teacher",
-        like.of_top, _of_teacher("top_logp"),
+        "log-probabilities of info['top_tokens'] under the teacher", like.of_top, _of_teacher("top_logp"),
     ),
     Need(
         "teacher_entropy", "info['teacher_entropy']", "[N, L]",
-        "entropy of the teacher, nats",
-        StandIn("1", like.uniform(0, 2), lambda batch, number: jnp.ones(batch.tokens.shape)),
+        "entropy of the teacher, nats", StandIn("1", like.uniform(0, 2), like.of_tokens(1.0)),
         lambda models, batch, number: models.teacher.entropy,
     ),
     Need(
@@ -200,29 +187,25 @@ COMPUTED = (
     Need(
         "elbo_terms", "info['elbo_terms']", "[N, n]",
         "n samples of the bound on a row's log-likelihood under a masked-diffusion model, before the update",
-        StandIn("0", like.uniform(-30, -5, 4, rows=True), like.no_terms), _read("elbo_terms"), "elbo_terms",
-        by_outputs="elbo_terms",
+        StandIn("0", like.uniform(-30, -5, 4, rows=True), lambda batch, n: like.of_rows(0.0, int(n or 1))(batch, n)),
+        _read("elbo_terms"), "elbo_terms", by_outputs="elbo_terms",
     ),
     Need(
         "teacher_divergence", "info['teacher_divergence']", "[N, L]",
         "generalised Jensen-Shannon divergence (beta after a colon) from the teacher of teacher_states",
-        StandIn("0", like.uniform(0, 1), lambda batch, number: jnp.zeros(batch.tokens.shape)),
-        by_outputs="teacher_divergence",
+        StandIn("0", like.uniform(0, 1), like.of_tokens(0.0)), by_outputs="teacher_divergence",
     ),
     Need(
         "adam_step", "info['adam_step']", "[N, L, 2]",
         "what Adam's step on an action alone would do to the logits u there: by how much it raises the action's above "
         "their mean, and their variance",
-        StandIn(
-            "0", lambda random, logp: random.uniform(0, 1, (*logp.shape, 2)),
-            lambda batch, number: jnp.zeros((*batch.tokens.shape, 2)),
-        ),
+        StandIn("0", lambda random, logp: random.uniform(0, 1, (*logp.shape, 2)), like.of_tokens(0.0, 2)),
         by_outputs="adam_step",
     ),
     Need(
         "perturbation", "info['perturbation']", "[N]",
         "inner product of the policy's projections with what the row's member of a population adds to them",
-        StandIn("0", like.uniform(-1, 1, rows=True), like.none_of_rows), by_outputs="perturbation",
+        StandIn("0", like.uniform(-1, 1, rows=True), like.of_rows(0.0)), by_outputs="perturbation",
     ),
 )  # fmt: skip
 

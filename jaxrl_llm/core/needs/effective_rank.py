@@ -1,7 +1,5 @@
 """How many directions the hidden states of a response span, and how that number grows along the response."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """What a method can work with where one of its needs is neither computed nor provided: in reports and tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +9,7 @@ import numpy as np
 from jaxrl_llm.core.trajectory import Array, Trajectories
 
 Draw = Callable[[np.random.Generator, np.ndarray], np.ndarray]  # from the behaviour's log-probabilities f64[N, L]
+Value = Callable[[Trajectories, float | None], Array]  # of a batch and the need's number
 
 
 class StandIn(NamedTuple):
@@ -18,7 +17,7 @@ class StandIn(NamedTuple):
 
     words: str  # what it is
     draw: Draw  # possible values, for tests
-    value: Callable[[Trajectories, float | None], Array] | None = None  # None: the method's own default
+    value: Value | None = None  # None: the method's own default
 
 
 def near(scale: float) -> Draw:
@@ -31,9 +30,34 @@ def uniform(low: float, high: float, *more: int, rows: bool = False) -> Draw:
     return lambda random, logp: random.uniform(low, high, (logp.shape[0], *more) if rows else logp.shape)
 
 
+def normal(*more: int) -> Draw:
+    """Numbers of a normal distribution, [N, L, *more]."""
+    return lambda random, logp: random.normal(size=(*logp.shape, *more))
+
+
 def whole(below: int, *more: int) -> Draw:
     """Whole numbers from 0 on for rows, [N, *more]."""
     return lambda random, logp: random.integers(0, below, (logp.shape[0], *more)).astype(float)
+
+
+def integers(low: int, below: int) -> Draw:
+    """Whole numbers from `low` on for tokens, [N, L]."""
+    return lambda random, logp: random.integers(low, below, logp.shape).astype(float)
+
+
+def of_rows(value: float, *more: int) -> Value:
+    """The same number for every row, f32[N, *more]."""
+    return lambda batch, number: jnp.full((batch.tokens.shape[0], *more), value, float)
+
+
+def of_tokens(value: float, *more: int) -> Value:
+    """The same number for every token, f32[N, L, *more]."""
+    return lambda batch, number: jnp.full((*batch.tokens.shape, *more), value, float)
+
+
+all_action = of_tokens(5.0)  # a plan of actions without subgoals
+no_state_values = of_tokens(jnp.nan)
+no_answers = of_rows(-1.0, 3)  # like `answers`
 
 
 def behaviour(draw: Draw) -> StandIn:
@@ -52,7 +76,7 @@ def power(k: int, draw: Draw) -> StandIn:
 
 def ones(draw: Draw) -> StandIn:
     """1 at every position, f32[N, L]."""
-    return StandIn("1", draw, lambda batch, number: jnp.ones(batch.tokens.shape))
+    return StandIn("1", draw, of_tokens(1.0))
 
 
 def no_values(batch: Trajectories, number: float | None) -> Array:
@@ -63,12 +87,7 @@ def no_values(batch: Trajectories, number: float | None) -> Array:
 
 def no_scores(batch: Trajectories, number: float | None) -> Array:
     """Scores of 0, f32[N, L, K]."""
-    return jnp.zeros((*batch.tokens.shape, int(number or 1)))
-
-
-def no_terms(batch: Trajectories, number: float | None) -> Array:
-    """Samples of 0 nats, f32[N, n]."""
-    return jnp.zeros((batch.tokens.shape[0], int(number or 1)))
+    return of_tokens(0.0, int(number or 1))(batch, number)
 
 
 def flat_rank(batch: Trajectories, number: float | None) -> Array:
@@ -79,11 +98,6 @@ def flat_rank(batch: Trajectories, number: float | None) -> Array:
 def own_nodes(batch: Trajectories, number: float | None) -> Array:
     """A node for each row, f32[N, L]: trees that do not fork after their prompts."""
     return jnp.broadcast_to(jnp.arange(batch.tokens.shape[0], dtype=jnp.float32)[:, None], batch.tokens.shape)
-
-
-def no_state_values(batch: Trajectories, number: float | None) -> Array:
-    """Values that are not known, f32[N, L]."""
-    return jnp.full(batch.tokens.shape, jnp.nan)
 
 
 def pairs(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
@@ -117,26 +131,6 @@ def one_each(batch: Trajectories, number: float | None) -> Array:
     return jnp.arange(batch.tokens.shape[0], dtype=jnp.float32)
 
 
-def all_action(batch: Trajectories, number: float | None) -> Array:
-    """A plan of actions without subgoals, f32[N, L]."""
-    return jnp.full(batch.tokens.shape, 5.0)
-
-
-def half_of_rows(batch: Trajectories, number: float | None) -> Array:
-    """1/2 for each row, f32[N]."""
-    return jnp.full(batch.tokens.shape[0], 0.5)
-
-
-def none_of_rows(batch: Trajectories, number: float | None) -> Array:
-    """0 of each row, f32[N]."""
-    return jnp.zeros(batch.tokens.shape[0])
-
-
-def none_of_tokens(batch: Trajectories, number: float | None) -> Array:
-    """0 of each token, f32[N, L]."""
-    return jnp.zeros(batch.tokens.shape)
-
-
 TOP = 5  # tokens of the stand-ins
 
 
@@ -159,18 +153,10 @@ tokens_of_top = StandIn(
 )
 
 
-def _states(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
-    return random.normal(size=(*logp.shape, 2))
-
-
-def _tokens_and_logs(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
-    ids = np.broadcast_to(np.arange(TOP), (*logp.shape, TOP))
-    return np.stack([ids, _shares(random, logp)], axis=2)
-
-
-teacher_states = StandIn("0", _states, lambda batch, number: jnp.zeros((*batch.tokens.shape, 2)))
+teacher_states = StandIn("0", normal(2), of_tokens(0.0, 2))
 top_of_teacher = StandIn(
-    "the first tokens, equally probable", _tokens_and_logs,
+    "the first tokens, equally probable",
+    lambda random, logp: np.stack([np.broadcast_to(np.arange(TOP), (*logp.shape, TOP)), _shares(random, logp)], axis=2),
     lambda batch, number: jnp.stack([_first(batch, number), _even(batch, number)], axis=2),
 )  # fmt: skip
 
@@ -178,8 +164,7 @@ top_of_teacher = StandIn(
 def teachers(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
     """Rows [N, L + 2] of two tokens of a prompt and as many as the row has; none in every second row."""
     N, L = logp.shape
-    rows = random.integers(0, 3, (N, L + 2)).astype(float)
-    return np.where(np.arange(N)[:, None] % 2 == 0, rows, -1.0)
+    return np.where(np.arange(N)[:, None] % 2 == 0, random.integers(0, 3, (N, L + 2)).astype(float), -1.0)
 
 
 def no_teachers(batch: Trajectories, number: float | None) -> Array:
@@ -203,18 +188,3 @@ def answers(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
     """Answers [N, 3] of two tokens after one that opens them; none in every third row."""
     rows = np.concatenate([-2 - random.integers(0, 3, (logp.shape[0], 1)), random.integers(0, 3, (len(logp), 2))], 1)
     return np.where(np.arange(logp.shape[0])[:, None] % 3 == 2, -1, rows).astype(float)
-
-
-def no_answers(batch: Trajectories, number: float | None) -> Array:
-    """No row has an answer, f32[N, 3], like `answers`."""
-    return jnp.full((batch.tokens.shape[0], 3), -1.0)
-
-
-def whole_tokens(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
-    """Small token ids [N, L]."""
-    return random.integers(0, 3, logp.shape).astype(float)
-
-
-def no_blanks(batch: Trajectories, number: float | None) -> Array:
-    """Nothing is blanked, f32[N, L]."""
-    return jnp.full(batch.tokens.shape, jnp.nan)

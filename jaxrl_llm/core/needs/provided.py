@@ -1,6 +1,4 @@
-"""Needs that rollouts, replays and sources provide: the learner cannot compute them."""
-
-from __future__ import annotations
+"""Needs that rollouts, replays, sources and reward functions provide: the learner cannot compute them."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,16 +6,23 @@ import numpy as np
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.needs import placeholders as like
 from jaxrl_llm.core.needs.placeholders import StandIn
-from jaxrl_llm.core.needs.types import OWN, Need, in_info, own_rollout, own_source
+from jaxrl_llm.core.needs.types import OWN, Need, in_info, own_rollout, own_source, reward_entry
+from jaxrl_llm.core.trajectory import Array, Trajectories
 
 AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
-EVOLVED = "a rollout in rollouts.hooked.evolved, as the method's own is"
+EVOLVED = "a rollout in rollouts.programs.evolved, as the method's own is"
+ENVIRONMENT = "--environment MODULE:NAME"
+RESTARTING = f"{ENVIRONMENT}, or a --rollout in rollouts.agents.restarts.restarting"
+
+
+def _mean_of_group(batch: Trajectories, number: float | None) -> Array:
+    return bucket_moments(batch.group, batch.scores)[1]
+
+
 PROVIDED = (
     in_info(
         "greedy_reward", "[N]", "reward of the greedy completion of the row's prompt",
-        StandIn(
-            "the mean of the group", like.whole(2), lambda batch, number: bucket_moments(batch.group, batch.scores)[1]
-        ),
+        StandIn("the mean of the group", like.whole(2), _mean_of_group),
         provider="a rollout in rollouts.programs.with_greedy_baseline, as --rollout is by itself",
     ),
     in_info(
@@ -26,7 +31,7 @@ PROVIDED = (
     ),
     in_info(
         "member_seed", "[N]", "seed of the noise of the step's population",
-        StandIn("0", like.whole(2**20), like.none_of_rows), provider=EVOLVED,
+        StandIn("0", like.whole(2**20), like.of_rows(0.0)), provider=EVOLVED,
     ),
     in_info(
         "guided", "[N]", "1 where the row, or [N, L] the token, was sampled with guidance",
@@ -83,16 +88,15 @@ PROVIDED = (
     ),
     in_info(
         "degree", "[N]", "how degraded the response is, a whole number from 0; NaN where it has none",
-        StandIn("every response is whole", like.whole(2), like.none_of_rows),
+        StandIn("every response is whole", like.whole(2), like.of_rows(0.0)),
     ),
     in_info(
         "code", "[N]", "the code that the prompt begins with, a whole number from 0; NaN: none",
-        StandIn("no row has one", like.whole(4), like.none_of_rows),
+        StandIn("no row has one", like.whole(4), like.of_rows(0.0)),
     ),
     in_info(
         "staleness", "[N, L]", "steps since the weights that drew the token were the learner's",
-        StandIn("0", lambda random, logp: random.integers(0, 4, logp.shape).astype(float), like.none_of_tokens),
-        provider="a run, also without --max-staleness",
+        StandIn("0", like.integers(0, 4), like.of_tokens(0.0)), provider="a run, also without --max-staleness",
     ),
     in_info(
         "replayed", "[N]", "1 where the row comes from a store, or is a copy of another",
@@ -100,7 +104,7 @@ PROVIDED = (
     ),
     in_info(
         "resampled", "[N]", "1 where the row is a reply that was drawn anew at an earlier state",
-        StandIn("no row is", like.whole(2), like.none_of_rows),
+        StandIn("no row is", like.whole(2), like.of_rows(0.0)),
     ),
     in_info(
         "replay_advantage", "[N]", "advantage that a store gives a replayed row",
@@ -110,17 +114,16 @@ PROVIDED = (
     in_info(
         "win_rate", "[N]", "how often the row beats others of its prompt, 0 to 1",
         StandIn(
-            "no row beats another more often than half of the time", like.uniform(0, 1, rows=True), like.half_of_rows
-        ),
-        provider=own_rollout("win_rate"),
+            "no row beats another more often than half of the time", like.uniform(0, 1, rows=True), like.of_rows(0.5)
+        ), provider=own_rollout("win_rate"),
     ),
     in_info(
         "opponent", "[N]", "1 where the row is an opponent's, against whom others play",
-        StandIn("no row is an opponent's", like.whole(2), like.none_of_rows), provider=own_rollout("opponent"),
+        StandIn("no row is an opponent's", like.whole(2), like.of_rows(0.0)), provider=own_rollout("opponent"),
     ),
     in_info(
         "league_member", "[N]", "place in the league of the policy that the row plays against",
-        StandIn("the first policy", like.whole(3), like.none_of_rows),
+        StandIn("the first policy", like.whole(3), like.of_rows(0.0)),
         provider="rollouts.agents.self_play.league_play(GAMES)",
     ),
     in_info(
@@ -144,13 +147,11 @@ PROVIDED = (
     ),
     Need(
         "turn_rewards", "batch.turn_rewards", "[N, K]", "the environment's reward of each turn, beside the score",
-        StandIn("the score comes with the last turn", like.turn_rewards),
-        provider="--environment MODULE:NAME",
+        StandIn("the score comes with the last turn", like.turn_rewards), provider=ENVIRONMENT,
     ),
     Need(
         "state_key", "batch.state_key", "[N, K]", "equal where the environment was in the same state before the turn",
-        StandIn("no two turns begin in the same state", like.state_keys),
-        provider=AGENT,
+        StandIn("no two turns begin in the same state", like.state_keys), provider=AGENT,
     ),
     in_info(
         "episode", "[N]", "number of the row's episode in its group, of one row or several",
@@ -158,48 +159,39 @@ PROVIDED = (
     ),
     in_info(
         "first_turn", "[N]", "number of the row's first turn in its episode",
-        StandIn("the episode begins with the row", like.first_turns, like.none_of_rows), provider=AGENT,
+        StandIn("the episode begins with the row", like.first_turns, like.of_rows(0.0)), provider=AGENT,
     ),
     in_info(
         "plan", "[N, L]",
         "what each action says of a plan: 1 KEEP, 2 SWITCH, 3 the subgoal as before, 4 a new one, 5 the action, 0 else",
-        StandIn("all is action", lambda random, logp: random.integers(0, 6, logp.shape).astype(float), like.all_action),
-        provider="--environment MODULE:NAME, or a --rollout in rollouts.agents.plans.planned",
+        StandIn("all is action", like.integers(0, 6), like.all_action),
+        provider=f"{ENVIRONMENT}, or a --rollout in rollouts.agents.plans.planned",
     ),
     in_info(
         "imitated", "[N, L]",
         "of an action that the row took over from a success: the turns from its own to the last of that; 0 of others",
-        StandIn("nothing is taken over", lambda random, logp: random.integers(0, 3, logp.shape).astype(float)),
-        provider="--environment MODULE:NAME, or a --rollout in rollouts.agents.restarts.restarting",
+        StandIn("nothing is taken over", like.integers(0, 3)), provider=RESTARTING,
     ),
     in_info(
         "imitated_score", "[N]", "score of the success from which the row took its beginning",
-        StandIn("0", like.uniform(0, 1, rows=True)),
-        provider="--environment MODULE:NAME, or a --rollout in rollouts.agents.restarts.restarting",
+        StandIn("0", like.uniform(0, 1, rows=True)), provider=RESTARTING,
     ),
     in_info(
         "vine", "[N, L]",
         "of an action after a state of another episode the number of that state, from 1; -1 of one that the row took "
-        "over from it; 0 of others",
-        StandIn(
-            "no row is a vine", lambda random, logp: random.integers(-1, 3, logp.shape).astype(float),
-            lambda batch, number: jnp.zeros(batch.tokens.shape),
-        ),
+        "over from it; 0 of others", StandIn("no row is a vine", like.integers(-1, 3), like.of_tokens(0.0)),
     ),
     in_info(
         "profile", "[N, L]", "number that the environment said of the action's turn; NaN for none",
-        StandIn(
-            "none is known", lambda random, logp: random.random(logp.shape),
-            lambda batch, number: jnp.full(batch.tokens.shape, jnp.nan),
-        ),
+        StandIn("none is known", lambda random, logp: random.random(logp.shape), like.of_tokens(jnp.nan)),
     ),
     in_info(
         "pivot", "[N]", "turns of the row's episode before that from which it was tried again; else 0",
-        StandIn("no episode is tried again", like.whole(2), like.none_of_rows),
+        StandIn("no episode is tried again", like.whole(2), like.of_rows(0.0)),
     ),
     in_info(
         "refined", "[N]", "1 where the row's replies were refined by what a simulation saw",
-        StandIn("no reply is refined", like.whole(2), like.none_of_rows),
+        StandIn("no reply is refined", like.whole(2), like.of_rows(0.0)),
     ),
     in_info(
         "decomposition", "[N, 4]",
@@ -208,11 +200,11 @@ PROVIDED = (
     ),
     in_info(
         "calls", "[N]", "calls of tools in the row's episode",
-        StandIn("none", like.whole(3), like.none_of_rows), provider=AGENT,
+        StandIn("none", like.whole(3), like.of_rows(0.0)), provider=AGENT,
     ),
     in_info(
         "failed_calls", "[N]", "calls of tools in the row's episode that gave an error",
-        StandIn("none", like.whole(2), like.none_of_rows), provider=AGENT,
+        StandIn("none", like.whole(2), like.of_rows(0.0)), provider=AGENT,
     ),
     in_info(
         "answer_tokens", "[N, A]",
@@ -222,7 +214,7 @@ PROVIDED = (
     ),
     in_info(
         "blanked", "[N, L]", "ids that stand in for the tokens of observations; NaN elsewhere",
-        StandIn("no observation is blanked", like.whole_tokens, like.no_blanks),
+        StandIn("no observation is blanked", like.integers(0, 3), like.of_tokens(jnp.nan)),
         provider=f"{OWN}, rollouts.runtime.answer_likelihood.with_blanks",
     ),
     in_info(
@@ -243,22 +235,64 @@ PROVIDED = (
     ),
     in_info(
         "task", "[N]", "number of the task that the row's prompt belongs to, from 0",
-        StandIn("all prompts are of one", lambda random, logp: np.zeros(logp.shape[0]), like.none_of_rows),
+        StandIn("all prompts are of one", lambda random, logp: np.zeros(logp.shape[0]), like.of_rows(0.0)),
     ),
     in_info(
         "feasible", "[N]", "1 where the row meets the constraints of its task",
-        StandIn("all rows do", like.whole(2), lambda batch, number: jnp.ones(batch.tokens.shape[0])),
+        StandIn("all rows do", like.whole(2), like.of_rows(1.0)),
     ),
     in_info(
         "baseline_reward", "[N]", "reward of another response to the row's prompt",
-        StandIn(
-            "the mean of the group", like.uniform(0, 1, rows=True),
-            lambda batch, number: bucket_moments(batch.group, batch.scores)[1],
-        ),
+        StandIn("the mean of the group", like.uniform(0, 1, rows=True), _mean_of_group),
     ),
     in_info(
         "line_tokens", "[N]",
         "number of the row's first actions that are a line of a response that goes on; 0 where the line ends it",
-        StandIn("every row is a line that ends its response", like.whole(3), like.none_of_rows),
+        StandIn("every row is a line that ends its response", like.whole(3), like.of_rows(0.0)),
+    ),
+    # By reward functions, as scores or beside them.
+    in_info(
+        "answer_key", "[N]", "equal for equal answers to a prompt, -1 without an answer",
+        StandIn("whole completions are compared", like.whole(3)),
+        provider=reward_entry("answer_key", "number_match", "math_verify", "exact_match", "tagged_match"),
+    ),
+    in_info(
+        "tests", "[N, U]", "results of U tests of the completion; [N, K, U] of each turn's",
+        StandIn("the components of the reward", like.whole(2, 3)), provider=reward_entry("tests"),
+    ),
+    Need(
+        "spans", "batch.token_rewards", "[N, L]", "rewards of parts of the completion, each where its part ends",
+        StandIn("none", lambda random, logp: random.integers(0, 2, logp.shape) * 0.25),
+        provider=reward_entry("spans", "'coverage(COLUMN)'", "steps:PATH"),
+    ),
+    in_info(
+        "distance", "[N]", "how far a failure is from the successes of its prompt",
+        StandIn("failures are not graded", like.uniform(0, 2, rows=True)),
+        provider=reward_entry("distance", "'distances(number_match)'"),
+    ),
+    Need(
+        "sound", "rewards['sound']", "[N]", "above 0.5 where the derivation of the answer is sound",
+        StandIn("every derivation is sound", like.whole(2)), provider="--rewards ... 'FILE.py:sound*0', a judge",
+    ),
+    in_info(
+        "votes", "[N, C]", "how close each of C clients says that the row is to its own texts",
+        StandIn("the reward is the vote of one client", like.uniform(-1, 1, 3, rows=True)),
+        provider=reward_entry("votes"),
+    ),
+    *(
+        Need(
+            name, f"rewards['{name}']", "[N]", meaning, StandIn("the combined reward", like.whole(2)),
+            provider=f"--rewards {name}",
+        )
+        for name, meaning in {
+            "one_answer": "how nearly the completion has one answer between tags",
+            "gui_action": "1 where the action on the screen is the expected one",
+            "gui_format": "1 where the answer is a list of well-formed actions",
+            "box_overlap": "mean overlap of the answer's boxes with the expected ones",
+            "box_confidence": "mean confidence in the boxes that match, and doubt of those that do not",
+            "box_format": "1 where the answer is a list of boxes with confidences",
+            "class_match": "1 where the answer is the expected name",
+            "answer_tags": "1 where the completion has its thoughts and its answer between tags",
+        }.items()
     ),
 )  # fmt: skip

@@ -1,7 +1,5 @@
 """A need as a value: what a method asks for beyond a sampled and scored batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 

@@ -9,8 +9,6 @@ published chat template says. The renderer is the first that reads a call, a tho
 writes them.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -30,21 +28,23 @@ from jaxrl_llm.data.chat.rendering import Rendering
 from jaxrl_llm.utils.errors import InputError
 
 Tools = Sequence[Mapping[str, Any]]
-ReadCalls = Callable[[str], Calls]
-"""A reply's text, without its thought -> its calls."""
+ReadCalls = Callable[[str], Calls]  # a reply's text, without its thought -> its calls
 
 
 class ToolFormat(NamedTuple):
     """A format of calls."""
 
-    families: str
-    """Whose it is."""
-    mark: str
-    """With which calls begin."""
-    read: Callable[[str, Tools], Calls]
-    """(a reply's text without its thought, JSON schemas of the tools) -> its calls."""
+    families: str  # whose it is
+    mark: str  # with which calls begin
+    syntax: CallSyntax | CallFormat
     write: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
     """Calls, each with "name" and "arguments" -> their text; None where templates write calls themselves."""
+
+    def read(self, text: str, tools: Tools) -> Calls:
+        """The calls of a reply's text without its thought. tools: their JSON schemas."""
+        if isinstance(self.syntax, CallFormat):
+            return read_calls(text, self.syntax)
+        return read_syntax(text, self.syntax, tools)
 
     def of(self, tools: Tools) -> ReadCalls:
         """What reads calls of these tools."""
@@ -74,14 +74,6 @@ def as_python(call: Mapping[str, Any]) -> str:
     arguments = call["arguments"]
     named = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
     return f"{call['name']}({', '.join(f'{name}={value!r}' for name, value in named.items())})"
-
-
-def _read(syntax: CallSyntax) -> Callable[[str, Tools], Calls]:
-    return lambda text, tools: read_syntax(text, syntax, tools)
-
-
-def _json(opened: str, closed: str = "", is_list: bool = False) -> Callable[[str, Tools], Calls]:
-    return lambda text, tools: read_calls(text, CallFormat(opened, closed, is_list))
 
 
 def _python(opened: str, closed: str) -> CallSyntax:
@@ -135,26 +127,26 @@ _MISTRAL = CallSyntax(
 )  # fmt: skip
 
 HERMES = ToolFormat(
-    "Qwen 2.5 and 3, SmolLM3, Granite 4, Hermes", "<tool_call>", _json("<tool_call>", "</tool_call>"),
+    "Qwen 2.5 and 3, SmolLM3, Granite 4, Hermes", "<tool_call>", CallFormat("<tool_call>", "</tool_call>"),
     as_hermes,
 )  # fmt: skip
 FORMATS = (
-    ToolFormat("Qwen3-Coder, Qwen3.5 and later, Nemotron 3", "<function=", _read(_QWEN)),
-    ToolFormat("GLM-4.5", "<arg_key>", _read(_GLM)),
-    ToolFormat("gpt-oss", "<|channel|>commentary", _read(_HARMONY)),
-    ToolFormat("Gemma 4", "<|tool_call>", _read(_GEMMA)),
-    ToolFormat("DeepSeek-V3 and R1", "<\uff5ctool\u2581call\u2581begin\uff5c>", _read(_DEEPSEEK)),
-    ToolFormat("Ministral 3", "[ARGS]", _read(_MISTRAL)),
+    ToolFormat("Qwen3-Coder, Qwen3.5 and later, Nemotron 3", "<function=", _QWEN),
+    ToolFormat("GLM-4.5", "<arg_key>", _GLM),
+    ToolFormat("gpt-oss", "<|channel|>commentary", _HARMONY),
+    ToolFormat("Gemma 4", "<|tool_call>", _GEMMA),
+    ToolFormat("DeepSeek-V3 and R1", "<\uff5ctool\u2581call\u2581begin\uff5c>", _DEEPSEEK),
+    ToolFormat("Ministral 3", "[ARGS]", _MISTRAL),
     ToolFormat(
-        "LFM2", "<|tool_call_start|>", _read(_python(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>")),
+        "LFM2", "<|tool_call_start|>", _python(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>"),
         lambda calls: f"<|tool_call_start|>[{', '.join(map(as_python, calls))}]<|tool_call_end|>",
     ),
     ToolFormat(
-        "OLMo 3", "<function_calls>", _read(_python("<function_calls>", "</function_calls>")),
+        "OLMo 3", "<function_calls>", _python("<function_calls>", "</function_calls>"),
         lambda calls: "<function_calls>" + "\n".join(map(as_python, calls)) + "</function_calls>",
     ),
     ToolFormat(
-        "Granite 3", "<|tool_call|>", _json("<|tool_call|>", is_list=True),
+        "Granite 3", "<|tool_call|>", CallFormat("<|tool_call|>", "", is_list=True),
         lambda calls: f"<|tool_call|>[{', '.join(map(as_json, calls))}]",
     ),
     HERMES,
@@ -162,8 +154,7 @@ FORMATS = (
 """In the order in which they are tried on what a template writes."""
 
 
-Parse = Callable[[Sequence[int]], Any]
-"""Token ids of a reply -> a `renderers.ParsedResponse`."""
+Parse = Callable[[Sequence[int]], Any]  # token ids of a reply -> a `renderers.ParsedResponse`
 
 _ASKED: Message = {"role": "user", "content": "x"}
 _TOOL = {
@@ -194,18 +185,14 @@ def parser_of(rendering: Rendering, tools: Sequence[Mapping[str, Any]]) -> Parse
             try:
                 renderer = create_renderer(rendering.tokenizer, config_from_name(name))
                 if _reads(known, renderer):
-                    prompt, specs = rendering.encode(rendering.render([_ASKED])), [_spec(one) for one in tools]
+                    prompt = rendering.encode(rendering.render([_ASKED]))
+                    specs = [dict(one.get("function", one)) for one in tools]
                     return lambda ids: renderer.parse_response(list(ids), tools=specs or None, prompt_ids=prompt)
             except Exception:  # it wants tokens that this tokenizer does not have, or cannot read its replies
                 continue
     finally:
         logging.getLogger("renderers").setLevel(level)
     return None
-
-
-def _spec(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as the package has them: without the function around it."""
-    return dict(tool.get("function", tool))
 
 
 def _reads(rendering: Rendering, renderer: Any) -> bool:
@@ -216,7 +203,7 @@ def _reads(rendering: Rendering, renderer: Any) -> bool:
         text = rendering.written([_ASKED, *messages])
         begun = asked if text.startswith(asked) else rendering.written([_ASKED])
         ids = rendering.encode(text[len(begun) :])
-        return renderer.parse_response(ids, tools=[_spec(_TOOL)], prompt_ids=rendering.encode(begun))
+        return renderer.parse_response(ids, tools=[_TOOL["function"]], prompt_ids=rendering.encode(begun))
 
     def call(number: int, **arguments: str) -> dict[str, Any]:
         own = {"name": "look", "arguments": arguments}

@@ -4,8 +4,6 @@ A format is a `CallSyntax`. Values are typed by the tool's schema where the form
 are what is written where it does (JSON, Python, the notation of Gemma).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,8 +13,7 @@ from jaxrl_llm.data.chat.lenient import BrokenCall, Call, Calls, read_json
 from jaxrl_llm.utils.errors import shown
 
 T = TypeVar("T")
-Properties = Mapping[str, Any]
-"""JSON schemas of a tool's arguments by their names."""
+Properties = Mapping[str, Any]  # JSON schemas of a tool's arguments by their names
 ReadArguments = Callable[[str, int, Properties], tuple[dict[str, Any], int]]
 """(text, where the arguments begin, their schemas) -> the arguments, and where they end. ValueError for none."""
 
@@ -28,8 +25,7 @@ class CallSyntax(NamedTuple):
     """
 
     opened: str
-    head: str
-    """Up to where the arguments begin, with the group "name"."""
+    head: str  # up to where the arguments begin, with the group "name"
     arguments: ReadArguments
     ended: str
     closed: str = ""

@@ -4,8 +4,6 @@ The format of calls is the tokenizer's `response_template` if it has one, else w
 (`data.chat.call_formats`), else that of Hermes, which `told` then explains to the policy.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -20,8 +18,7 @@ from jaxrl_llm.data.chat.messages import NO_THOUGHTS, Channels, Message, channel
 from jaxrl_llm.data.chat.rendering import Rendering
 from jaxrl_llm.utils.errors import InputError
 
-NEXT = r"\n+(?:User|System|Result):"
-"""What begins the next turn in `rendering.DIALECT`."""
+NEXT = r"\n+(?:User|System|Result):"  # what begins the next turn in `rendering.DIALECT`
 
 INSTRUCTIONS = """You may call these tools:
 <tools>
@@ -33,21 +30,14 @@ To call one, write {example}"""
 class Reply(NamedTuple):
     """A reply of the policy."""
 
-    message: Message
-    """{"role": "assistant", "content": text}, with "reasoning_content" and "tool_calls" if there are."""
+    message: Message  # {"role": "assistant", "content": text}, with "reasoning_content" and "tool_calls" if there are
     calls: tuple[Call, ...]
-    fault: str | None = None
-    """Why no call could be read, in one line; None if one could, or there are none."""
-    broken: tuple[BrokenCall, ...] = ()
-    """Calls that could not be read, beside others that could."""
-    lenient: int = 0
-    """How many of the calls are not quite in their format."""
-    tokens: int = 0
-    """Tokens of the reply, where they are known."""
-    prompt_tokens: int = 0
-    """Tokens of the row before it, where they are known."""
-    truncated: bool = False
-    """Whether it reached its limit of tokens."""
+    fault: str | None = None  # why no call could be read, in one line; None if one could, or there are none
+    broken: tuple[BrokenCall, ...] = ()  # calls that could not be read, beside others that could
+    lenient: int = 0  # how many of the calls are not quite in their format
+    tokens: int = 0  # tokens of the reply, where they are known
+    prompt_tokens: int = 0  # tokens of the row before it, where they are known
+    truncated: bool = False  # whether it reached its limit of tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,21 +45,15 @@ class Reading:
     """How the replies of one tokenizer are read."""
 
     tokenizer: Any
-    template: Mapping[str, Any]
-    """The `response_template` of transformers."""
-    prefix: str
-    """What the chat template writes at the beginning of each reply."""
+    template: Mapping[str, Any]  # the `response_template` of transformers
+    prefix: str  # what the chat template writes at the beginning of each reply
     tools: tuple[Mapping[str, Any], ...] = ()
-    read: ReadCalls | None = None
-    """What reads calls; None where `template` or `parse` does."""
-    channels: Channels = NO_THOUGHTS
-    """How thoughts are told, which call nothing."""
+    read: ReadCalls | None = None  # what reads calls; None where `template` or `parse` does
+    channels: Channels = NO_THOUGHTS  # how thoughts are told, which call nothing
     next_turn: str | None = None
     """A pattern of what begins the next turn, which a model goes on with that was trained on no turns."""
-    parse: Parse | None = None
-    """What reads token ids instead: of the package renderers."""
-    opened: str = ""
-    """What opens a call, which `template` or `parse` may take for a text where the call is cut off."""
+    parse: Parse | None = None  # what reads token ids instead: of the package renderers
+    opened: str = ""  # what opens a call, which `template` or `parse` may take for a text where the call is cut off
 
     def __call__(self, ids: Sequence[int]) -> Reply:
         """Read sampled token ids."""

@@ -56,13 +56,14 @@ def fault_of(prompt: Any) -> str | None:
         role, content = message["role"], message.get("content")
         if not isinstance(role, str) or not role:
             return f"message {number}: its role is {preview(role)}, but must be text, such as 'user'"
-        if _is_list(content) and content and all(map(_is_text_part, content)):
-            texts += [part["text"] for part in content]
+        parts = content if isinstance(content, list | tuple) else ()
+        said: list[Any] = [one.get("text") for one in parts if isinstance(one, dict) and one.get("type") == "text"]
+        if parts and len(said) == len(parts) and all(isinstance(text, str) for text in said):
+            texts += said
         elif isinstance(content, str):
             texts.append(content)
         elif content is not None or not message.get("tool_calls"):
-            other = [part.get("type") for part in content if isinstance(part, Mapping)] if _is_list(content) else []
-            kinds = {str(one) for one in other} - {"text", "None"}
+            kinds = {str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text", "None"}
             what = f" (of the role {role}, with a part of type {', '.join(sorted(kinds))})" if kinds else ""
             return f"message {number}: its content is {preview(content)}{what}, but must be text"
         texts.append(role)
@@ -201,7 +202,7 @@ def format_notes(tokenizer: Any, rows: Sequence[Mapping[str, Any]], format: Prom
 
 def format_of(format: PromptFormat, row: Mapping[str, Any]) -> PromptFormat:
     """The format of a row's prompt, with the row's own `chat_template_kwargs`. InputError for what is no mapping."""
-    own = _read_json(row.get("chat_template_kwargs"))
+    own = from_json(row.get("chat_template_kwargs"))
     if not own:
         return format
     if not isinstance(own, Mapping):
@@ -215,15 +216,16 @@ def row_tools(row: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
     Entries that are None are left out, with which Arrow fills up the structs of a column.
     """
-    found = _read_json(row.get("tools"))
-    found = [_read_json(one) for one in found] if isinstance(found, list | tuple) else []
+    found = from_json(row.get("tools"))
+    found = [from_json(one) for one in found] if isinstance(found, list | tuple) else []
     if not found or not all(isinstance(one, Mapping) and {"function", "name"} & one.keys() for one in found):
         return ()
     clean = [without_none(one) for one in found]
     return tuple(one if "function" in one else {"type": "function", "function": one} for one in clean)
 
 
-def _read_json(value: Any) -> Any:
+def from_json(value: Any) -> Any:
+    """What a text says that is JSON; other values, and other texts, as they are."""
     if not isinstance(value, str):
         return value
     try:
@@ -264,24 +266,14 @@ def preview(value: Any) -> str:
 
 
 def _token_ids(prompt: Any) -> list[int]:
-    if not isinstance(prompt, list | tuple) or not all(_is_token_id(entry) for entry in prompt):
+    if not isinstance(prompt, list | tuple) or not all(
+        isinstance(one, Integral) and not isinstance(one, bool) and 0 <= int(one) < 2**31 for one in prompt
+    ):
         raise InputError(
             "a prompt is a string, a list of messages (role, content) or a list of token ids (0 to 2^31 - 1); "
             f"found {preview(prompt)}"
         )
     return [int(entry) for entry in prompt]
-
-
-def _is_list(content: Any) -> bool:
-    return isinstance(content, list | tuple)
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def _is_token_id(entry: Any) -> bool:
-    return isinstance(entry, Integral) and not isinstance(entry, bool) and 0 <= int(entry) < 2**31
 
 
 def with_text(prompt: Any, text: str, first: bool) -> Any:

@@ -5,8 +5,6 @@ so that marked ones are ordinary text, while those that the template writes are 
 without control tokens are those of the tokenizer itself.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets
@@ -51,14 +49,14 @@ def guarded(value: Any, control: tuple[str, ...]) -> Any:
     Neighbouring parts of a message that form one together become one part.
     """
     if isinstance(value, str):
-        return _pattern(control).sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", value) if control else value
+        return pattern_of(control).sub(lambda found: f"{_OPEN}{found[0]}{_CLOSE}", value) if control else value
     if isinstance(value, Mapping):
         return {guarded(key, control): guarded(one, control) for key, one in value.items()}
     if isinstance(value, list | tuple):
         texts = [one["text"] for one in value if isinstance(one, Mapping) and isinstance(one.get("text"), str)]
         if len(texts) == len(value) > 1 and control:
-            apart = sum(len(_pattern(control).findall(text)) for text in texts)
-            if len(_pattern(control).findall("".join(texts))) > apart:
+            apart = sum(len(pattern_of(control).findall(text)) for text in texts)
+            if len(pattern_of(control).findall("".join(texts))) > apart:
                 value = [{**value[0], "text": "".join(texts)}]
         return [guarded(one, control) for one in value]
     return value
@@ -79,7 +77,7 @@ def encode(tokenizer: Any, text: str, control: tuple[str, ...]) -> list[int]:
     if _OPEN not in text:
         return [int(one) for one in tokenizer.encode(text, add_special_tokens=False)]
     live = {token: f"{_NONCE}x{number}x" for number, token in enumerate(control)}
-    pattern = re.compile(f"{_OPEN}(.*?){_CLOSE}|({_pattern(control).pattern})", re.DOTALL)
+    pattern = re.compile(f"{_OPEN}(.*?){_CLOSE}|({pattern_of(control).pattern})", re.DOTALL)
     named = pattern.sub(lambda found: found[1] if found[2] is None else live[found[2]], text)
     renamed = _renamed(tokenizer, control, live)
     return [int(one) for one in renamed.encode(unguarded(named), add_special_tokens=False).ids]
@@ -92,7 +90,8 @@ def encode_inert(tokenizer: Any, text: str) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def _pattern(control: tuple[str, ...]) -> re.Pattern[str]:
+def pattern_of(control: tuple[str, ...]) -> re.Pattern[str]:
+    """A pattern of all control tokens."""
     return re.compile("|".join(map(re.escape, control)) or "(?!)")
 
 

@@ -4,8 +4,6 @@ Strings with raw line breaks, invalid escapes such as \\d, a call without its cl
 string are read as they were meant. A call that cannot be read takes no other with it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -25,23 +23,17 @@ class Call(NamedTuple):
 class BrokenCall(NamedTuple):
     """A call that could not be read."""
 
-    place: int
-    """Among all calls of its reply, from 0."""
-    name: str
-    """What it seems to call; "unreadable" where that is not known either."""
-    why: str
-    """In one line."""
+    place: int  # among all calls of its reply, from 0
+    name: str  # what it seems to call; "unreadable" where that is not known either
+    why: str  # in one line
 
 
 class CallFormat(NamedTuple):
     """How a chat template writes calls: JSON between two texts."""
 
-    opened: str
-    """Empty: the reply is the call."""
-    closed: str
-    """Empty: the end of the reply."""
-    is_list: bool = False
-    """Whether the JSON is a list of calls."""
+    opened: str  # empty: the reply is the call
+    closed: str  # empty: the end of the reply
+    is_list: bool = False  # whether the JSON is a list of calls
 
 
 class Calls(NamedTuple):
@@ -49,12 +41,9 @@ class Calls(NamedTuple):
 
     calls: tuple[Call, ...]
     broken: tuple[BrokenCall, ...]
-    rest: str
-    """The reply without them."""
-    lenient: int
-    """How many were read though they were not as they should be."""
-    end: int = 0
-    """Where the last call ends."""
+    rest: str  # the reply without them
+    lenient: int  # how many were read though they were not as they should be
+    end: int = 0  # where the last call ends
 
 
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')

@@ -1,7 +1,5 @@
 """Forms in which messages are given to a chat template: changes that lose nothing, and the messages in them."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,11 +34,6 @@ def _where(applies: Callable[[Mapping[str, Any]], object], **change: str) -> Cha
     return lambda form, message: replace(form, **change) if applies(message) else None
 
 
-def _other_role(form: Form, message: Mapping[str, Any]) -> Form | None:
-    other = _ROLES.get(message["role"])
-    return replace(form, role=other) if other else None
-
-
 as_user = _where(lambda message: message["role"] in ("tool", "function"), role="user")
 """A tool's result as a user's message."""
 
@@ -48,7 +41,10 @@ MOVES: tuple[Move, ...] = (
     ("content", _where(lambda message: "content" not in message, content="empty")),
     ("content", _where(lambda message: isinstance(message.get("content"), list), content="text")),
     ("call", _where(lambda message: message.get("tool_calls"), arguments="text")),
-    ("content", _other_role),
+    (
+        "content",
+        lambda form, message: replace(form, role=_ROLES[message["role"]]) if message["role"] in _ROLES else None,
+    ),
     ("content", as_user),
     ("call", _where(lambda message: message.get("tool_calls"), calls="written")),
     ("thought", _where(has_thought, thought="written")),

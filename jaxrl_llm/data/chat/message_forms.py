@@ -7,12 +7,9 @@ the content, names before it.
 What is found in no form is refused. The form is remembered for conversations of the same shape.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -203,8 +200,8 @@ def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[
     for move in MOVES * 2:
         if not missing or isinstance(missing, InputError):
             break
-        gone = missing
-        tried = changed(forms, [move], partial(_concerned, gone))
+        concerned = {what: {one.message for one in missing if one.what == what} for what, _ in MOVES}
+        tried = changed(forms, [move], concerned.__getitem__)
         now = lost(tried) if tried != forms else missing
         if not isinstance(now, InputError) and len(now) < len(missing):
             forms, missing = tried, now
@@ -223,10 +220,6 @@ def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[
             f"message {one.message + 1}: the chat template drops or repeats the {one.what} of the role {role}: {remedy}"
         )
     return tuple(forms)
-
-
-def _concerned(gone: Sequence[Mark], what: str) -> set[int]:
-    return {one.message for one in gone if one.what == what}
 
 
 def _is_there(mark: Mark, text: str) -> bool:

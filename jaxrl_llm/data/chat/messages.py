@@ -3,8 +3,6 @@
 And the thoughts of today's families: how they are told apart from what is said.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -93,18 +91,13 @@ def without_none(value: Any) -> Any:
 class Channels(NamedTuple):
     """How a family tells its thoughts apart from what it says."""
 
-    mark: str
-    """What its chat templates contain."""
-    opened: str
-    """What opens a thought, if that is one text."""
-    closed: str
-    """What closes a thought."""
-    written: str
-    """A thought before what is said, with {} for its text, where the template writes none."""
+    mark: str  # what its chat templates contain
+    opened: str  # what opens a thought, if that is one text
+    closed: str  # what closes a thought
+    written: str  # a thought before what is said, with {} for its text, where the template writes none
     fields: Mapping[str, Any]
     """Of a `response_template`: how a thought begins and ends, and what is said if that has a beginning."""
-    refused: str = "(?!)"
-    """A pattern of what its chat templates refuse within a text."""
+    refused: str = "(?!)"  # a pattern of what its chat templates refuse within a text
 
 
 CHANNELS = (

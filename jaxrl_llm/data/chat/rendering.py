@@ -1,7 +1,5 @@
 """Conversations as text: a tokenizer's chat template, with the date of a run, on messages that it may not lose."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from jaxrl_llm.data.chat.inert import control_tokens, encode, guarded
+from jaxrl_llm.data.chat.inert import control_tokens, encode, guarded, pattern_of
 from jaxrl_llm.data.chat.messages import THOUGHTS, Message, parts_of
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.keywords import settings_class
@@ -50,7 +48,7 @@ class PromptFormat:
     kind: Literal["chat", "plain", "rendered"] = "chat"
     """chat: messages through the chat template, of a tokenizer that has one; a text is a user's message. plain: a text
     as it is. rendered: a text that a chat template wrote, with its control tokens."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Further variables of the chat template, such as {"enable_thinking": False}."""
     thoughts: Thoughts = "keep"
     """Thoughts of earlier replies that the chat template leaves out: kept as it writes those of the last reply, or left
@@ -70,8 +68,7 @@ class PromptFormat:
 class Rendering:
     """How one tokenizer writes conversations."""
 
-    tokenizer: Any
-    """Of transformers."""
+    tokenizer: Any  # of transformers
     tools: tuple[Mapping[str, Any], ...] = ()
     """JSON schemas of the tools that the policy may call, such as of `transformers.utils.get_json_schema`."""
     format: PromptFormat = field(default_factory=PromptFormat)
@@ -82,7 +79,9 @@ class Rendering:
         """The chat template's text. Of several, the one for tools where there are some. InputError for none."""
         own = getattr(self.tokenizer, "chat_template", None)
         if self.format.kind == "plain":
-            return _dialect_of(self.tokenizer)
+            first = next(iter(self.tokenizer("x")["input_ids"]), None)
+            begins = first is not None and first == getattr(self.tokenizer, "bos_token_id", None)
+            return ("{{ bos_token }}" if begins else "") + DIALECT
         if not own:
             raise InputError("conversations need a chat template, but this tokenizer has none: set chat_template")
         if isinstance(own, str):
@@ -114,19 +113,16 @@ class Rendering:
 
     @property
     def _takes_parts_alone(self) -> bool:
-        known = _takes_parts.setdefault(self.tokenizer, {})
-        if self.template not in known:
-            known[self.template] = self._found_parts_alone()
-        return known[self.template]
-
-    def _found_parts_alone(self) -> bool:
         def written(content: Any) -> bool:
             try:
                 return "a question" in self._rendered([{"role": "user", "content": content}], True)
             except InputError:
                 return False
 
-        return not written("a question") and written(parts_of("a question"))
+        known = _takes_parts.setdefault(self.tokenizer, {})
+        if self.template not in known:
+            known[self.template] = not written("a question") and written(parts_of("a question"))
+        return known[self.template]
 
     def _rendered(self, messages: Sequence[Message], reply: bool) -> str:
         schemas = [dict(tool) for tool in guarded(self.tools, self.control)] if self.tools else None
@@ -199,7 +195,7 @@ class Rendering:
         pairs = enumerate(zip(begun, ended, strict=False))
         same = next((place for place, (a, b) in pairs if a != b), min(len(begun), len(ended)))
         for text in (begun, ended):  # not in the middle of a control token
-            found = _tokens(self.control).finditer(text)
+            found = pattern_of(self.control).finditer(text)
             same = min([same, *(one.start() for one in found if one.start() < same < one.end())])
         return begun[same:], ended[same:]
 
@@ -233,17 +229,6 @@ class Rendering:
     def written(self, messages: Sequence[Message]) -> str:
         """The text of messages without the beginning of a reply, and without what ends a whole conversation."""
         return self.render(messages, reply=False).removesuffix(self._turn[1])
-
-
-@lru_cache(maxsize=64)
-def _tokens(control: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, control)) or "(?!)")
-
-
-def _dialect_of(tokenizer: Any) -> str:
-    first = next(iter(tokenizer("x")["input_ids"]), None)
-    begins = first is not None and first == getattr(tokenizer, "bos_token_id", None)
-    return ("{{ bos_token }}" if begins else "") + DIALECT
 
 
 @lru_cache(maxsize=16)

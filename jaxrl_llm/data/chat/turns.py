@@ -5,8 +5,6 @@ found from a synthetic conversation, so that nothing that was sampled is decoded
 template does not append, such as one that moves the tools to the last user message, `ChatTurns.bridge` returns None.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -144,7 +142,9 @@ class ChatTurns(Rendering):
         if delta is None and calls and "tool" in self.template:
             delta = self._after([_said(reply) for reply in REPLIES], numbered)  # it writes results, but no calls
         contents = [text_of(message.get("content")).strip() for message in messages]
-        return delta if delta is not None and all(_is_in(delta, text) for text in contents) else None
+        found = delta or ""  # each of them as it is, or as JSON
+        there = all(text in found or json.dumps(text, ensure_ascii=False)[1:-1] in found for text in contents)
+        return delta if there else None
 
     def _after(self, replies: Sequence[Message], messages: Sequence[Message]) -> str | None:
         """What the template writes after any of these replies; None if that depends on the reply."""
@@ -175,11 +175,6 @@ class ChatTurns(Rendering):
         text = reply.removeprefix(self.reply_start)
         found = self.calls(text) if self.calls else None
         return text[found.end :] if found and found.calls else self.reply_end or ""
-
-
-def _is_in(delta: str, text: str) -> bool:
-    """Whether a template wrote a text, as it is or as JSON."""
-    return text in delta or json.dumps(text, ensure_ascii=False)[1:-1] in delta
 
 
 def _said(reply: str) -> Message:

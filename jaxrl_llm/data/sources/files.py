@@ -3,10 +3,7 @@
 A data set is one file, a pattern, or a folder of files, such as one of the Hub or of the datasets package.
 """
 
-from __future__ import annotations
-
 import glob
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -94,18 +91,11 @@ def _split(path: Path) -> str:
 
 
 def _patterns(paths: Sequence[Path]) -> list[str]:
-    """Patterns of the files of each split and format."""
     groups: dict[tuple[str, str | None], list[str]] = {}
     for path in paths:
         groups.setdefault((_split(path), format_of(path)), []).append(str(path))
-    return [files[0] if len(files) == 1 else f"{_common(files)}*" for files in groups.values()]
-
-
-def _common(texts: Sequence[str]) -> str:
-    """The longest beginning that all texts have."""
-    first, last = min(texts), max(texts)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
-    return "".join(letter for letter, _ in same)
+    common = os.path.commonprefix  # letter by letter
+    return [files[0] if len(files) == 1 else f"{common(files)}*" for files in groups.values()]
 
 
 def located(source: str) -> Path | list[Path]:
@@ -137,20 +127,13 @@ def located(source: str) -> Path | list[Path]:
     return [path]
 
 
-def read_rows(found: Path | list[Path], limit: int | None) -> Iterator[Row]:
-    """Yield the rows of .jsonl, .json or .parquet files or of a data set folder (see `located`), unchanged.
-
-    limit: reads only this many rows of a data set folder; files are read to their end.
+def read_rows(paths: Sequence[Path]) -> Iterator[Row]:
+    """Yield the rows of .jsonl, .json or .parquet files (see `located`), unchanged.
 
     Raises InputError, before or between rows, for a path that is not a file, has the wrong format, or is damaged.
     """
-    for path in [found] if isinstance(found, Path) else found:
+    for path in paths:
         try:
-            if isinstance(found, Path):
-                data = saved_data_set(path)
-                with _saved_errors(path):
-                    yield from (data if limit is None else data.select(range(min(limit, len(data)))))
-                continue
             check_regular(path)
             yield from _read_parquet(path) if format_of(path) == "parquet" else _read_json(path)
         except OSError as error:
@@ -260,12 +243,13 @@ def saved_data_set(path: Path) -> Any:
         from datasets import load_from_disk
     except ImportError as error:
         raise missing_package("datasets", "data", f"reading the data set folder {path}") from error
-    with _saved_errors(path):
+    with saved_errors(path):
         return load_from_disk(str(path))
 
 
 @contextmanager
-def _saved_errors(path: Path) -> Iterator[None]:
+def saved_errors(path: Path) -> Iterator[None]:
+    """Context manager: InputError where a data set cannot be read."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,5 @@
 """Data sets of the Hugging Face hub: OWNER/NAME, OWNER/NAME:SPLIT or OWNER/NAME:CONFIG/SPLIT."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -45,12 +43,6 @@ def is_hub_data(source: str, folder: str | os.PathLike[str] = ".") -> bool:
     return found is not None and not os.path.exists(os.path.join(folder, found.name if ":" in source else source))
 
 
-def hub_rows(source: str, limit: int | None) -> Iterator[dict[str, Any]]:
-    """The first rows of a data set on the hub. InputError as `hub_data`."""
-    data = hub_data(source)
-    yield from (data if limit is None else data.select(range(min(limit, len(data)))))
-
-
 @cache
 def hub_data(source: str) -> Any:
     """A data set on the hub as a `datasets.Dataset`, downloaded once into the cache of datasets.
@@ -65,7 +57,8 @@ def hub_data(source: str) -> Any:
     except ImportError as error:
         raise missing_package("datasets", "data", f"reading {source} from the Hugging Face hub") from error
     reason = _unreachable(found.name, source)
-    if reason is not None and not _cached(found.name):
+    cached = os.path.join(str(datasets.config.HF_DATASETS_CACHE), found.name.replace("/", "___").lower())
+    if reason is not None and not os.path.isdir(cached):
         raise InputError(
             f"no data at {shown(source)}: there is no such file, and the Hugging Face hub cannot be asked for a data "
             f"set of that name ({reason})"
@@ -113,13 +106,6 @@ def _offline() -> Iterator[None]:
     finally:
         for module, value in before:
             module.HF_HUB_OFFLINE = value
-
-
-def _cached(name: str) -> bool:
-    """Whether the cache of datasets holds some of a data set."""
-    from datasets import config
-
-    return os.path.isdir(os.path.join(str(config.HF_DATASETS_CACHE), name.replace("/", "___").lower()))
 
 
 def _with_choices(found: HubName, reason: str) -> str:

@@ -6,8 +6,6 @@ are found by an index of 8 bytes a line; of Parquet files, only the row groups o
 batch by batch, so that reading many records together costs little more than reading one of each group.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from jaxrl_llm.data.sources.files import (
     parquet_errors,
     read_line,
     saved_data_set,
+    saved_errors,
     text_head,
 )
 from jaxrl_llm.data.sources.hub import hub_data, is_hub_data
@@ -116,7 +115,10 @@ def open_records(source: str) -> RecordFiles | None:
     Raises InputError for a source that does not exist or is damaged, as `files.read_rows` does.
     """
     if is_hub_data(source):
-        return RecordFiles([_of_hub(source)])
+        data = hub_data(source)
+        files = [Path(file["filename"]) for file in data.cache_files]
+        folder = files[0].parent if files else Path(".")
+        return RecordFiles([_data_set(folder, data, sum(file.stat().st_size for file in files))])
     with naming_url(source):
         return _opened(source)
 
@@ -124,7 +126,8 @@ def open_records(source: str) -> RecordFiles | None:
 def _opened(source: str) -> RecordFiles | None:
     found = located(source)
     if isinstance(found, Path):  # a folder of datasets.save_to_disk
-        return RecordFiles([_saved(found)], source)
+        size = sum(file.stat().st_size for file in found.glob("*.arrow"))
+        return RecordFiles([_data_set(found, saved_data_set(found), size)], source)
     kinds = {"jsonl": _json_lines, "parquet": _parquet, "array_record": _array_record}
     if any(format_of(path) not in kinds for path in found):
         return None
@@ -151,7 +154,6 @@ def row_of(record: Any, where: str) -> Row:
 
 
 def _json_lines(path: Path) -> File:
-    """The lines that are not blank."""
     starts, numbers = index_lines(path)
 
     def read(wanted: Sequence[int]) -> list[Record]:
@@ -251,22 +253,10 @@ def _array_record(path: Path) -> File:
     return File(path, length, read, lambda number: f"record {number + 1}", (), path.stat().st_size)
 
 
-def _saved(path: Path) -> File:
-    data = saved_data_set(path)
-    size = sum(file.stat().st_size for file in path.glob("*.arrow"))
-    return _data_set(path, data, size)
-
-
-def _of_hub(source: str) -> File:
-    data = hub_data(source)
-    files = [Path(file["filename"]) for file in data.cache_files]
-    return _data_set(files[0].parent if files else Path("."), data, sum(file.stat().st_size for file in files))
-
-
 def _data_set(path: Path, data: Any, size: int) -> File:
-    """The rows of a `datasets.Dataset` in a folder."""
-
     def read(wanted: Sequence[int]) -> list[Record]:
-        return [data[number] for number in wanted]
+        with saved_errors(path):
+            columns = data[list(wanted)]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     return File(path, len(data), read, lambda number: f"row {number + 1}", tuple(data.column_names), size)

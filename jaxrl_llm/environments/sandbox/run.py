@@ -8,8 +8,6 @@ The layers of the sandbox, of which none needs root, and each is tried once, by 
     limits       memory, processes, time, files and output
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Start a supervisor (`inside.supervise`) and speak with it: settings and requests go by a pipe, results come back."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform
@@ -154,7 +152,6 @@ def _system() -> tuple[str, ...]:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Without those that lie in others."""
     out: list[str] = []
     for path in sorted(set(paths)):
         if not out or not path.startswith(out[-1].rstrip("/") + "/"):

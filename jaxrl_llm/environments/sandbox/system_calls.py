@@ -4,8 +4,6 @@ The program is built here, outside, and only installed in the sandbox. Numbers a
 where an architecture has no such call.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from functools import cache

@@ -8,5 +8,5 @@ if TYPE_CHECKING:
     from jaxrl_llm.environments.tools.base import EachEpisode, Toolbox, with_tools
 
 __all__ = ["EachEpisode", "Toolbox", "with_tools"]
-_MODULES = {"EachEpisode": "base", "Toolbox": "base", "with_tools": "base"}
+_MODULES = {"base": "EachEpisode Toolbox with_tools"}
 __getattr__ = imported_at_first_use(__name__, _MODULES)

@@ -1,7 +1,5 @@
 """A calculator as a tool: exact arithmetic on Python's syntax trees. Nothing is evaluated by Python itself."""
 
-from __future__ import annotations
-
 import ast
 import math
 import operator
@@ -17,12 +15,9 @@ DIGITS = 50  # of a number that is shown
 _NAMES = {"pi": math.pi, "e": math.e}
 _SIGNS: dict[type, Callable[[Number], Number]] = {ast.UAdd: lambda x: x, ast.USub: lambda x: -x}
 _OPERATIONS: dict[type, Callable[[Number, Number], Number]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-}
+}  # fmt: skip
 
 
 def calculator(expression: str) -> str:
@@ -90,7 +85,8 @@ def _value(node: ast.expr, text: str) -> Number:
         case ast.Constant(value=int() as whole) if not isinstance(whole, bool):
             return _checked(whole)
         case ast.Constant(value=float()):
-            return _checked(_decimal(_part(node, text)))
+            value = float(said := _part(node, text))
+            return _checked(Fraction(said) if 1e-30 < abs(value) < 1e30 else value)  # exact, unless it is far from 1
         case ast.Name(id=name):
             if name not in _NAMES:
                 raise RuntimeError(f"there is no name {name}: use numbers, {', '.join(_NAMES)}")
@@ -118,12 +114,6 @@ def _value(node: ast.expr, text: str) -> Number:
 
 def _part(node: ast.AST, text: str) -> str:
     return (ast.get_source_segment(text, node) or text)[:80]
-
-
-def _decimal(text: str) -> Number:
-    """A decimal as an exact fraction, unless its exponent is large."""
-    value = float(text)
-    return Fraction(text) if 1e-30 < abs(value) < 1e30 else value
 
 
 def _checked(value: Number) -> Number:
@@ -184,19 +174,9 @@ def _round(x: Number, digits: Number = 0) -> Number:
 
 
 FUNCTIONS: dict[str, Callable[..., Number]] = {
-    "abs": abs,
-    "min": min,
-    "max": max,
-    "sqrt": _sqrt,
+    "abs": abs, "min": min, "max": max, "sqrt": _sqrt,
     "gcd": lambda *of: math.gcd(*[_whole(one, "gcd") for one in of]),
     "lcm": lambda *of: math.lcm(*[_whole(one, "lcm") for one in of]),
-    "factorial": _factorial,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "round": _round,
-    "exp": math.exp,
-    "log": math.log,
-    "sin": math.sin,
-    "cos": math.cos,
-    "tan": math.tan,
-}
+    "factorial": _factorial, "floor": math.floor, "ceil": math.ceil, "round": _round,
+    "exp": math.exp, "log": math.log, "sin": math.sin, "cos": math.cos, "tan": math.tan,
+}  # fmt: skip

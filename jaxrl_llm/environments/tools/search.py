@@ -1,7 +1,5 @@
 """Search in a local corpus as a tool: BM25 over passages, by the package bm25s."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence

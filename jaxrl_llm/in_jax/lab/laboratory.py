@@ -4,8 +4,6 @@ Each task has a start, a tiny decoder after some supervised steps, from which ev
 learning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,16 +14,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm.algorithms import constructor
-from jaxrl_llm.in_jax.evaluate import evaluate_task
-from jaxrl_llm.in_jax.lab.config import OPTIONS, LabConfig
-from jaxrl_llm.in_jax.lab.grid import hyperparameters_of
+from jaxrl_llm.in_jax.lab.config import OPTIONS, LabConfig, hyperparameters_of
 from jaxrl_llm.in_jax.lab.outcome import Measuring, Outcome
 from jaxrl_llm.in_jax.lab.results import Start, outcome_line, read_results, start_line, write_results
 from jaxrl_llm.in_jax.lab.runs import RUNS, check_points, run_method
+from jaxrl_llm.in_jax.rollout import evaluate_task
 from jaxrl_llm.in_jax.settings import check_settings
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
 from jaxrl_llm.in_jax.train import warm_start
-from jaxrl_llm.utils.errors import InputError, gather, unknown
+from jaxrl_llm.utils.errors import InputError, gather, require_choice, unknown
 from jaxrl_llm.utils.process import use_compile_cache
 
 
@@ -66,11 +63,6 @@ def check_config(config: LabConfig) -> None:
     """InputError, with all problems, for what can be known before anything is compiled."""
     gather(*(partial(constructor, name) for name in config.algorithms))
 
-    def tasks() -> None:
-        for name in config.tasks:
-            if name not in TASKS:
-                raise unknown("task", name, TASKS)
-
     def grid() -> None:
         for name in config.grid:
             if not any(name in hyperparameters_of(method) for method in config.algorithms):
@@ -93,7 +85,8 @@ def check_config(config: LabConfig) -> None:
             if twice := [name for name in named if named.count(name) > 1]:
                 raise InputError(f"{what} names {twice[0]} twice: name each once")
 
-    gather(tasks, grid, baseline, once, lambda: check_settings(config.settings))
+    tasks = (partial(require_choice, "task", name, TASKS) for name in config.tasks)
+    gather(*tasks, grid, baseline, once, partial(check_settings, config.settings))
 
 
 def _start(task: Task, config: LabConfig, steps: int, params: Any) -> Start:

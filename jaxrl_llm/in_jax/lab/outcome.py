@@ -1,14 +1,12 @@
 """The outcome of a method on a task at one point of the grid: numbers of each seed, and curves with intervals."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.in_jax.lab.grid import Point
+from jaxrl_llm.in_jax.lab.config import Point
 from jaxrl_llm.in_jax.lab.statistics import Floats, area, bootstrap, collapsed, mean, steps_to, trailing_mean
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.reporting.statistics import pass_at_k

@@ -1,6 +1,4 @@
-"""The folder of a laboratory: results.json, RESULTS.md, curves.svg and finals.svg."""
-
-from __future__ import annotations
+"""The folder of a laboratory: results.json, RESULTS.md, curves.svg and finals.svg. The figures need matplotlib."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,16 +6,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.in_jax.lab import figures
+import numpy as np
+
 from jaxrl_llm.in_jax.lab.config import LabConfig
 from jaxrl_llm.in_jax.lab.outcome import Outcome, from_json, to_json
 from jaxrl_llm.in_jax.lab.statistics import mean
-from jaxrl_llm.in_jax.lab.tables import overall_table, summary_of, task_table
+from jaxrl_llm.in_jax.lab.tables import overall, overall_table, summary_of, task_table
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.reporting.logging.files import read_json
-from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, missing_package, several, shown
 from jaxrl_llm.utils.storage import replace_file
 
+MOST_CURVES = 8  # in one figure: more cannot be told apart
 Start = dict[str, Any]  # "rewards" by name, "best", "threshold", "steps"
 ABOUT = """\
 What this can tell: whether a method learns at all from a sparse, delayed or wrong reward, how fast, and how evenly over
@@ -64,8 +64,8 @@ def write_results(folder: Path, config: LabConfig, starts: Mapping[str, Start], 
     replace_file(folder / "RESULTS.md", as_markdown(config, starts, outcomes, tasks, baseline))
     if any(not o.error for o in outcomes):
         best = {name: starts[name]["best"] for name in tasks}
-        figures.write_curves(folder / "curves.svg", outcomes, tasks, best, baseline)
-        figures.write_finals(folder / "finals.svg", outcomes, tasks, baseline)
+        write_curves(folder / "curves.svg", outcomes, tasks, best, baseline)
+        write_finals(folder / "finals.svg", outcomes, tasks, baseline)
 
 
 def as_markdown(
@@ -77,7 +77,7 @@ def as_markdown(
     parts = [
         "# Laboratory",
         f"{seeds}, {s.iterations} iterations of {s.prompts} prompts x {s.group_size} completions, Adam "
-        f"with learning rate {s.learning_rate:g}, {_steps(s.epochs * s.minibatches)} for each batch.",
+        f"with learning rate {s.learning_rate:g}, {several(s.epochs * s.minibatches, 'gradient step')} for each batch.",
         "![Reward over the iterations](curves.svg)",
         "![Final rewards](finals.svg)",
     ]
@@ -105,10 +105,6 @@ def coinciding(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return [labels for labels in found.values() if len(labels) > 1]
 
 
-def _steps(number: int) -> str:
-    return f"{number} gradient step{'' if number == 1 else 's'}"
-
-
 def start_line(task: str, start: Start) -> str:
     """A task before reinforcement learning, in a line."""
     rewards = ", ".join(f"{name} {value:.3f}" for name, value in start["rewards"].items())
@@ -124,3 +120,74 @@ def outcome_line(outcome: Outcome) -> str:
         f"{outcome.task} {outcome.label}: final reward {summary_of(mean, [outcome.measures['final']])}, "
         f"compiled in {seconds['compile']:.0f} s, ran {seconds['run']:.0f} s"
     )
+
+
+def chosen(outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str) -> list[str]:
+    """The labels whose curves are drawn: all, or, of more than `MOST_CURVES`, the baseline, the best and the worst."""
+    ranked = [label for label, _, _ in overall(outcomes, tasks, baseline)]
+    if len(ranked) <= MOST_CURVES:
+        return ranked
+    others = [label for label in ranked if label != baseline]
+    worst = (MOST_CURVES - 1) // 2
+    first = [baseline] if baseline in ranked else []
+    return first + others[: MOST_CURVES - worst - len(first)] + others[-worst:]
+
+
+def write_curves(
+    path: Path, outcomes: Sequence[Outcome], tasks: Sequence[str], best: dict[str, float], baseline: str
+) -> None:
+    """Reward over the iterations, a panel for each task: means over the seeds with 95 % intervals, and the best known.
+
+    best: the best known reward by task.
+    """
+    figure, panels = _figure((1.2 + 3.6 * len(tasks), 3.4), tasks)
+    labels = chosen(outcomes, tasks, baseline)
+    for axes, task in zip(panels, tasks, strict=True):
+        for number, label in enumerate(labels):
+            outcome = next(o for o in outcomes if o.task == task and o.label == label)
+            curve, colour = outcome.curves["reward"], f"C{number}"
+            axes.plot(curve["iteration"], curve["mean"], color=colour, label=label, linewidth=1.5)
+            axes.fill_between(curve["iteration"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
+        axes.axhline(best[task], color="grey", linestyle=":", linewidth=1)
+        axes.set(title=task, xlabel="iteration", ylim=(0, 1.05 * max(best.values())))
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("reward of sampled completions")
+    panels[-1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
+    _save(figure, path)
+
+
+def write_finals(path: Path, outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str) -> None:
+    """Final reward of every method with its 95 % interval, a panel for each task, in the order of `overall`."""
+    ranked = [label for label, _, _ in overall(outcomes, tasks, baseline)][::-1]
+    figure, panels = _figure((2.4 + 2.6 * len(tasks), 1.0 + 0.16 * len(ranked)), tasks)
+    for axes, task in zip(panels, tasks, strict=True):
+        runs = {o.label: o.measures["final"] for o in outcomes if o.task == task and not o.error}
+        found = [summary_of(mean, [runs[label]]) for label in ranked]
+        values = np.array([each.value for each in found])
+        reach = np.array([[max(0.0, each.value - each.low), max(0.0, each.high - each.value)] for each in found]).T
+        places = np.arange(len(ranked))
+        axes.errorbar(values, places, xerr=reach, fmt="o", markersize=3, linewidth=1, color="C0")
+        if baseline in runs:
+            axes.axvline(runs[baseline].mean(), color="C1", linewidth=1, linestyle="--")
+        axes.set(title=task, xlabel="final reward", ylim=(-1, len(ranked)))
+        axes.set_yticks(places, ranked, fontsize=6)
+        axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _figure(size: tuple[float, float], tasks: Sequence[str]) -> tuple[Any, Any]:
+    """A figure, and its panel for each task."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_package("matplotlib", "run", "drawing the laboratory's figures") from error
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, np.atleast_1d(figure.subplots(1, len(tasks), sharey=True))
+
+
+def _save(figure: Any, path: Path) -> None:
+    """The same numbers give the same file."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(path, metadata={"Date": None})

@@ -3,8 +3,6 @@
 Runs take turns on a device, and each is bit by bit what it is alone (`LabSettings.exact`).
 """
 
-from __future__ import annotations
-
 import inspect
 import time
 from collections.abc import Mapping, Sequence
@@ -20,10 +18,10 @@ from jaxrl_llm.algorithms import constructor, get
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.needs import need_of
-from jaxrl_llm.in_jax.evaluate import evaluate_task
-from jaxrl_llm.in_jax.lab.grid import Grid, Point, hyperparameters_of, points
+from jaxrl_llm.in_jax.lab.config import Grid, Point, hyperparameters_of, points
 from jaxrl_llm.in_jax.lab.outcome import CURVES, Measuring, Outcome, curves_of, measure
 from jaxrl_llm.in_jax.lab.statistics import Floats
+from jaxrl_llm.in_jax.rollout import evaluate_task
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, build, experience_of, make_train, provided

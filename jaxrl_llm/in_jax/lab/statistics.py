@@ -6,8 +6,6 @@ runs of different tasks are not drawn from one distribution. A statistic is a fu
 [...], so that it can be computed of all resamples at once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

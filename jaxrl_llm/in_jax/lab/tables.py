@@ -1,7 +1,5 @@
 """What a laboratory found, as Markdown: a table for each task, and one over all of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -56,7 +54,8 @@ def task_table(outcomes: Iterable[Outcome], baseline: str, threshold: float) -> 
         lines.append(
             f"| {outcome.label} | {summary_of(mean, [m['final']])} | {m['pass@1'].mean():.3f} "
             f"| {m[f'pass@{most}'].mean():.3f} | {m['entropy'].mean():.2f} | {m['area'].mean():.3f} "
-            f"| {steps_text(m['steps'])} | {_share(m['collapsed'])} | {_improvement(outcome, against, baseline)} "
+            f"| {steps_text(m['steps'])} | {int(m['collapsed'].sum())} of {len(m['collapsed'])} "
+            f"| {_improvement(outcome, against, baseline)} "
             f"| {seconds['compile']:.0f}, {seconds['run']:.0f} | {outcome.note} |"
         )
     return "\n".join(lines)
@@ -80,10 +79,6 @@ def steps_text(steps: Floats) -> str:
     middle = float(np.sort(steps)[len(steps) // 2])  # of an even number the higher of two
     text = f"{middle:.0f}" if math.isfinite(middle) else "never"
     return text if there == len(steps) else f"{text} ({there} of {len(steps)})"
-
-
-def _share(flags: Floats) -> str:
-    return f"{int(flags.sum())} of {len(flags)}"
 
 
 def overall(outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str) -> list[tuple[str, Summary, Summary]]:

@@ -5,8 +5,6 @@ observation and then a reply, so that a completion has T = K (O + A) tokens. Len
 tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.in_jax.tasks.task import Environment, Scores, State, Task
-from jaxrl_llm.selection.noise import mix
+from jaxrl_llm.selection.rows import mix
 
 Act = Callable[[Any, State, Array, Any], tuple[Any, Array, Any]]
 """(carry, states [N, ...], observations int32[N, O], inputs of the turn) -> carry, replies int32[N, A], what to

@@ -1,13 +1,11 @@
 """Tasks with many right answers, which a verifier tells from wrong ones: brackets, and short answers."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.in_jax.tasks.task import Scores, Task, number_of
+from jaxrl_llm.in_jax.tasks.task import Scores, Task, check_sizes, number_of
 
 
 def brackets(length: int = 6, kinds: int = 2) -> Task:
@@ -16,8 +14,7 @@ def brackets(length: int = 6, kinds: int = 2) -> Task:
     "balanced", the reward, is 1 where all is closed in order at the end, however long the way there. `answer` is the
     shortest rest.
     """
-    check_number("length", length, least=1, most=8, whole=True)
-    check_number("kinds", kinds, least=1, most=4, whole=True)
+    check_sizes(length=(length, 1, 8), kinds=(kinds, 1, 4))
     # Token k opens a bracket of kind k, token kinds + k closes it.
     separator, end = 2 * kinds, 2 * kinds + 1
     T = length + 1
@@ -64,11 +61,10 @@ def brackets(length: int = 6, kinds: int = 2) -> Task:
         balanced = (ended & state[2] & (state[1] == 0)).astype(jnp.float32)
         return {"balanced": balanced}, balanced
 
-    def number(prompt: Array) -> Array:
-        return number_of(prompt[:length], 2 * kinds)
-
-    prompts = (2 * kinds) ** length
-    return Task("brackets", 2 * kinds + 2, length + 1, T, end, sample, answer, score, number, prompts, "balanced")
+    return Task(
+        "brackets", 2 * kinds + 2, length + 1, T, end, sample, answer, score,
+        lambda prompt: number_of(prompt[:length], 2 * kinds), (2 * kinds) ** length, "balanced",
+    )  # fmt: skip
 
 
 def correct_and_short(base: int = 5, thoughts: int = 4, penalty: float = 0.5) -> Task:
@@ -77,8 +73,7 @@ def correct_and_short(base: int = 5, thoughts: int = 4, penalty: float = 0.5) ->
     The reward of a right answer is 1 without any, 1 - penalty with all of them. Components are "correct" and "short",
     the share of thoughts that were left out. Examples to imitate have any number of thoughts.
     """
-    check_number("base", base, least=2, most=10, whole=True)
-    check_number("thoughts", thoughts, least=1, most=8, whole=True)
+    check_sizes(base=(base, 2, 10), thoughts=(thoughts, 1, 8))
     check_number("penalty", penalty, least=0, most=1)
     thought, equals, end = base, base + 1, base + 2
     T = thoughts + 2
@@ -103,10 +98,7 @@ def correct_and_short(base: int = 5, thoughts: int = 4, penalty: float = 0.5) ->
         short = jnp.where(length > 0, 1 - (length - 1) / thoughts, 0.0)
         return {"correct": correct, "short": short}, correct * (1 - penalty * (1 - short))
 
-    def number(prompt: Array) -> Array:
-        return number_of(prompt[:2], base)
-
     return Task(
-        "correct_and_short", base + 3, 3, T, end, sample, lambda prompt: after(0, prompt), score, number, base**2,
-        "correct", example=example,
+        "correct_and_short", base + 3, 3, T, end, sample, lambda prompt: after(0, prompt), score,
+        lambda prompt: number_of(prompt[:2], base), base**2, "correct", example=example,
     )  # fmt: skip

@@ -1,13 +1,11 @@
-"""Tasks whose answer is one sequence: sums, sorted and copied symbols, locks, reversals of many lengths."""
-
-from __future__ import annotations
+"""Tasks whose answer is one sequence: sums, sorted and copied symbols, locks, reversals; and pairs of such answers."""
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.in_jax.tasks.task import Scores, Task, all_or_nothing, digits_of, in_place, number_of
+from jaxrl_llm.in_jax.tasks.task import Scores, Task, all_or_nothing, check_sizes, digits_of, in_place, number_of
 
 
 def addition(digits: int = 2, base: int = 10) -> Task:
@@ -16,8 +14,7 @@ def addition(digits: int = 2, base: int = 10) -> Task:
     In that order a carry is known before it is needed. Rewards in [0, 1]: "digits", the share of the answer's
     digits that are right in their place, "exact", 1 for the whole answer with its end, and their mean.
     """
-    check_number("digits", digits, least=1, most=4, whole=True)
-    check_number("base", base, least=2, most=10, whole=True)
+    check_sizes(digits=(digits, 1, 4), base=(base, 2, 10))
     plus, equals, end = base, base + 1, base + 2
 
     def terms(prompt: Array) -> tuple[Array, Array]:
@@ -30,18 +27,16 @@ def addition(digits: int = 2, base: int = 10) -> Task:
 
     def answer(prompt: Array) -> Array:
         first, second = terms(prompt)
-        result = digits_of(first + second, digits + 1, base)
-        return jnp.append(result, end).astype(jnp.int32)
-
-    def score(prompt: Array, completion: Array) -> tuple[Scores, Array]:
-        return in_place(completion, answer(prompt), "digits")
+        return jnp.append(digits_of(first + second, digits + 1, base), end).astype(jnp.int32)
 
     def number(prompt: Array) -> Array:
         first, second = terms(prompt)
         return first * base**digits + second
 
-    prompts = base ** (2 * digits)
-    return Task("addition", base + 3, 2 * digits + 2, digits + 2, end, sample, answer, score, number, prompts, "exact")
+    return Task(
+        "addition", base + 3, 2 * digits + 2, digits + 2, end, sample, answer, in_place(answer, "digits"), number,
+        base ** (2 * digits), "exact",
+    )  # fmt: skip
 
 
 def sequence_lock(length: int = 4, symbols: int = 6) -> Task:
@@ -49,8 +44,7 @@ def sequence_lock(length: int = 4, symbols: int = 6) -> Task:
 
     The reward is sparse: "open" is 1 for the whole right sequence and 0 for all others.
     """
-    check_number("length", length, least=1, most=8, whole=True)
-    check_number("symbols", symbols, least=2, most=10, whole=True)
+    check_sizes(length=(length, 1, 8), symbols=(symbols, 2, 10))
     separator, end = symbols, symbols + 1
 
     def sample(key: Array) -> Array:
@@ -59,16 +53,10 @@ def sequence_lock(length: int = 4, symbols: int = 6) -> Task:
     def answer(prompt: Array) -> Array:
         return jnp.append(prompt[:length], end).astype(jnp.int32)
 
-    def score(prompt: Array, completion: Array) -> tuple[Scores, Array]:
-        return all_or_nothing(completion, answer(prompt), "open")
-
-    def number(prompt: Array) -> Array:
-        return number_of(prompt[:length], symbols)
-
-    prompts = symbols**length
     return Task(
-        "sequence_lock", symbols + 2, length + 1, length + 1, end, sample, answer, score, number, prompts, "open"
-    )
+        "sequence_lock", symbols + 2, length + 1, length + 1, end, sample, answer, all_or_nothing(answer, "open"),
+        lambda prompt: number_of(prompt[:length], symbols), symbols**length, "open",
+    )  # fmt: skip
 
 
 def noisy_verifier(length: int = 3, symbols: int = 6, false_negative: float = 0.2, false_positive: float = 0.1) -> Task:
@@ -88,17 +76,13 @@ def noisy_verifier(length: int = 3, symbols: int = 6, false_negative: float = 0.
 
 def sorting(length: int = 4, symbols: int = 6) -> Task:
     """Sort `length` symbols, with the score of `addition`: "places" is the share of symbols that are in their place."""
-    check_number("length", length, least=2, most=8, whole=True)
-    check_number("symbols", symbols, least=2, most=10, whole=True)
+    check_sizes(length=(length, 2, 8), symbols=(symbols, 2, 10))
     task = sequence_lock(length, symbols)
 
     def answer(prompt: Array) -> Array:
         return jnp.append(jnp.sort(prompt[:length]), task.end).astype(jnp.int32)
 
-    def score(prompt: Array, completion: Array) -> tuple[Scores, Array]:
-        return in_place(completion, answer(prompt), "places")
-
-    return task._replace(name="sorting", answer=answer, score=score, correct="exact")
+    return task._replace(name="sorting", answer=answer, score=in_place(answer, "places"), correct="exact")
 
 
 def noisy_copying(length: int = 3, noise: int = 3, symbols: int = 4) -> Task:
@@ -106,9 +90,7 @@ def noisy_copying(length: int = 3, noise: int = 3, symbols: int = 4) -> Task:
 
     Which places are noise differs from prompt to prompt. The score is that of `sorting`.
     """
-    check_number("length", length, least=1, most=8, whole=True)
-    check_number("noise", noise, least=1, most=8, whole=True)
-    check_number("symbols", symbols, least=2, most=10, whole=True)
+    check_sizes(length=(length, 1, 8), noise=(noise, 1, 8), symbols=(symbols, 2, 10))
     nothing, separator, end = symbols, symbols + 1, symbols + 2
 
     def sample(key: Array) -> Array:
@@ -121,15 +103,11 @@ def noisy_copying(length: int = 3, noise: int = 3, symbols: int = 4) -> Task:
         order = jnp.argsort(prompt[:-1] == nothing, stable=True)
         return jnp.append(prompt[order[:length]], end).astype(jnp.int32)
 
-    def score(prompt: Array, completion: Array) -> tuple[Scores, Array]:
-        return in_place(completion, answer(prompt), "places")
-
-    def number(prompt: Array) -> Array:
-        return number_of(prompt[:-1], symbols + 1)
-
-    prompts = (symbols + 1) ** (length + noise)
     width = length + noise + 1
-    return Task("noisy_copying", symbols + 3, width, length + 1, end, sample, answer, score, number, prompts, "exact")
+    return Task(
+        "noisy_copying", symbols + 3, width, length + 1, end, sample, answer, in_place(answer, "places"),
+        lambda prompt: number_of(prompt[:-1], symbols + 1), (symbols + 1) ** (length + noise), "exact",
+    )  # fmt: skip
 
 
 def long_tail(levels: int = 5, symbols: int = 4, exponent: float = 2.0) -> Task:
@@ -137,8 +115,7 @@ def long_tail(levels: int = 5, symbols: int = 4, exponent: float = 2.0) -> Task:
 
     Most prompts are easy, and the hard ones rare. "exact" is 1 for the whole answer with its end, and 0 for all others.
     """
-    check_number("levels", levels, least=2, most=8, whole=True)
-    check_number("symbols", symbols, least=2, most=10, whole=True)
+    check_sizes(levels=(levels, 2, 8), symbols=(symbols, 2, 10))
     check_number("exponent", exponent, least=0, most=10)
     blank, separator, end = symbols, symbols + 1, symbols + 2
 
@@ -153,11 +130,35 @@ def long_tail(levels: int = 5, symbols: int = 4, exponent: float = 2.0) -> Task:
         place = level - 1 - jnp.arange(levels + 1)
         return jnp.where(place >= 0, prompt[jnp.maximum(place, 0)], end).astype(jnp.int32)
 
-    def score(prompt: Array, completion: Array) -> tuple[Scores, Array]:
-        return all_or_nothing(completion, answer(prompt), "exact")
+    return Task(
+        "long_tail", symbols + 3, levels + 1, levels + 1, end, sample, answer, all_or_nothing(answer, "exact"),
+        lambda prompt: number_of(prompt[:levels], symbols + 1), (symbols + 1) ** levels, "exact",
+    )  # fmt: skip
 
-    def number(prompt: Array) -> Array:
-        return number_of(prompt[:levels], symbols + 1)
 
-    prompts = (symbols + 1) ** levels
-    return Task("long_tail", symbols + 3, levels + 1, levels + 1, end, sample, answer, score, number, prompts, "exact")
+def preferences(length: int = 4, symbols: int = 6, errors: float = 0.5, sharpness: float = 8.0) -> Task:
+    """`sorting` with pairs of responses to each prompt, for methods that learn from given ones (`Task.pairs`).
+
+    A response is the right one, each symbol of which is replaced with the probability `errors` by a random one. Of two
+    responses with the shares s and s' of symbols in their place, the first is chosen with the probability
+    sigmoid(sharpness (s - s')), as Bradley and Terry have it. The policy begins as an imitation of such responses, the
+    reference of these methods. Other methods sample, and learn from the reward.
+    """
+    check_number("errors", errors, above=0, most=1)
+    check_number("sharpness", sharpness, above=0)
+    task = sorting(length, symbols)
+
+    def response(key: Array, prompt: Array) -> Array:
+        wrong = jax.random.uniform(key, (length,)) < errors
+        other = jax.random.randint(jax.random.fold_in(key, 1), (length,), 0, symbols)
+        right = task.answer(prompt)
+        return jnp.where(jnp.append(wrong, False), jnp.append(other, task.end), right).astype(jnp.int32)
+
+    def pairs(key: Array, prompt: Array) -> tuple[Array, Array]:
+        *each, for_judge = jax.random.split(key, 3)
+        first, second = (response(one, prompt) for one in each)
+        share, other = (jnp.mean((said == task.answer(prompt))[:-1], dtype=jnp.float32) for said in (first, second))
+        wins = jax.random.bernoulli(for_judge, jax.nn.sigmoid(sharpness * (share - other)))
+        return jnp.where(wins, first, second), jnp.where(wins, second, first)
+
+    return task._replace(name="preferences", pairs=pairs, example=response)

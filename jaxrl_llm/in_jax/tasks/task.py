@@ -1,16 +1,16 @@
 """What a task in JAX is. P prompt tokens, T completion tokens at most; functions take one prompt, callers `vmap`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.trajectory import Array
 
 Scores = dict[str, Array]  # components of a reward, f32[] each
+Score = Callable[[Array, Array], tuple[Scores, Array]]  # prompt, completion -> components, reward f32[]
 State = Any  # of an environment: a pytree of arrays
 
 
@@ -53,7 +53,7 @@ class Task(NamedTuple):
     end: int  # the token that ends a completion
     sample: Callable[[Array], Array]  # key -> prompt int32[P], and after it what is hidden
     answer: Callable[[Array], Array]  # prompt -> a completion int32[T] of the best reward
-    score: Callable[[Array, Array], tuple[Scores, Array]]  # prompt, completion -> components, reward f32[]
+    score: Score
     number: Callable[[Array], Array]  # prompt -> int32[], another for each prompt, 0 .. prompts - 1
     prompts: int  # how many numbers there are
     correct: str  # the component that is 1 where a completion is right, and 0 elsewhere
@@ -93,15 +93,29 @@ def number_of(digits: Array, base: int) -> Array:
     return jnp.sum(digits * base ** jnp.arange(digits.shape[0]))
 
 
-def in_place(completion: Array, answer: Array, name: str) -> tuple[Scores, Array]:
+def in_place(answer: Callable[[Array], Array], name: str) -> Score:
     """A score with credit for parts: `name`, the share of the answer's tokens that are right in their place; "exact",
     1 for the whole answer with its end; and their mean, the reward."""
-    right = (completion == answer).astype(jnp.float32)
-    components = {name: jnp.mean(right[:-1]), "exact": jnp.min(right)}
-    return components, 0.5 * (components[name] + components["exact"])
+
+    def score(prompt: Array, completion: Array) -> tuple[Scores, Array]:
+        right = (completion == answer(prompt)).astype(jnp.float32)
+        components = {name: jnp.mean(right[:-1]), "exact": jnp.min(right)}
+        return components, 0.5 * (components[name] + components["exact"])
+
+    return score
 
 
-def all_or_nothing(completion: Array, answer: Array, name: str) -> tuple[Scores, Array]:
+def all_or_nothing(answer: Callable[[Array], Array], name: str) -> Score:
     """A sparse score: `name` is 1 for the whole answer with its end, and 0 for all others."""
-    right = jnp.all(completion == answer).astype(jnp.float32)
-    return {name: right}, right
+
+    def score(prompt: Array, completion: Array) -> tuple[Scores, Array]:
+        right = jnp.all(completion == answer(prompt)).astype(jnp.float32)
+        return {name: right}, right
+
+    return score
+
+
+def check_sizes(**sizes: tuple[Any, int, int]) -> None:
+    """InputError unless each is a whole number in its range: name=(value, least, most)."""
+    for name, (value, least, most) in sizes.items():
+        check_number(name, value, least=least, most=most, whole=True)

@@ -1,8 +1,6 @@
 """Tasks of agents: a tool that must be called before an answer, and a search whose results are mostly beside the
 point."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -11,8 +9,8 @@ import jax.numpy as jnp
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.in_jax.tasks.environment import environment_task
-from jaxrl_llm.in_jax.tasks.task import Environment, Scores, Task, number_of
-from jaxrl_llm.selection.noise import mix
+from jaxrl_llm.in_jax.tasks.task import Environment, Scores, Task, check_sizes, number_of
+from jaxrl_llm.selection.rows import mix
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -38,9 +36,7 @@ def tool_first(questions: int = 5, symbols: int = 5, spare: int = 0, outcome: fl
     "right", worth `outcome`, is 1 where all answers were right. A guess is right once in `symbols`. The tool called
     with another symbol than the question gives nothing, which counts as a failed call.
     """
-    check_number("questions", questions, least=1, most=5, whole=True)
-    check_number("symbols", symbols, least=2, most=8, whole=True)
-    check_number("spare", spare, least=0, most=16, whole=True)
+    check_sizes(questions=(questions, 1, 5), symbols=(symbols, 2, 8), spare=(spare, 0, 16))
     check_number("outcome", outcome, least=0, most=1)
     call, say, question, value, nothing, begin, end = range(symbols, symbols + 7)
 
@@ -110,10 +106,7 @@ def search(hops: int = 3, terms: int = 6, passages: int = 3, spare: int = 0, out
     `outcome`, is 1 for the answer after `hops` terms; any answer ends the episode. A search for what is no term gives
     nothing: a failed call.
     """
-    check_number("terms", terms, least=3, most=8, whole=True)
-    check_number("hops", hops, least=1, most=7, whole=True)
-    check_number("passages", passages, least=1, most=6, whole=True)
-    check_number("spare", spare, least=0, most=16, whole=True)
+    check_sizes(terms=(terms, 3, 8), hops=(hops, 1, 7), passages=(passages, 1, 6), spare=(spare, 0, 16))
     check_number("outcome", outcome, least=0, most=1)
     for name, number in (("hops", hops + 1), ("passages", passages)):
         if number > terms:
@@ -156,8 +149,7 @@ def search(hops: int = 3, terms: int = 6, passages: int = 3, spare: int = 0, out
         return {"right": right}, outcome * right
 
     def best(state: Sought) -> Array:
-        verb = jnp.where(state.found < hops, look, say)
-        return jnp.stack([verb, state.order[state.found]]).astype(jnp.int32)
+        return jnp.stack([jnp.where(state.found < hops, look, say), state.order[state.found]]).astype(jnp.int32)
 
     environment = Environment(
         hops + 1 + spare, 2 * passages, 2, reset, step, lambda state: state.found, score, best,

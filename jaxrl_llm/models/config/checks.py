@@ -1,7 +1,5 @@
 """What the settings of a model's config.json may be, each for itself and all together."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -24,73 +22,50 @@ from jaxrl_llm.models.kinds import (
 from jaxrl_llm.utils.errors import InputError
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-_SIZE, _HEADS = whole(1, 2**24), whole(1, 2**16)
+_HEADS, _POSITIVE, _NOT_NEGATIVE = whole(1, 2**16), number(above=0), number(least=0)
+_FLAGS = (
+    "tie_word_embeddings", "attention_bias", "mlp_bias", "use_bidirectional_attention", "use_sliding_window",
+    "norm_topk_prob",
+)  # fmt: skip
 # In a JSON file null stands for what is left out.
-_OPTIONAL_FLAG, _TOKEN = or_null(FLAG), whole(0)
 SETTINGS = {
     "vocab_size": whole(1),
-    "hidden_size": _SIZE,
-    "intermediate_size": _SIZE,
-    "moe_intermediate_size": _SIZE,
+    **dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), whole(1, 2**24)),
     "num_hidden_layers": whole(1, 10_000),
     "num_attention_heads": _HEADS,
     "num_key_value_heads": or_null(_HEADS),
     "head_dim": or_null(whole(2, 2**16)),
-    "rms_norm_eps": number(above=0),
-    "tie_word_embeddings": _OPTIONAL_FLAG,
-    "hidden_act": or_null(TEXT),
-    "hidden_activation": or_null(TEXT),
-    "attention_bias": _OPTIONAL_FLAG,
-    "mlp_bias": _OPTIONAL_FLAG,
-    "use_bidirectional_attention": _OPTIONAL_FLAG,
-    "max_position_embeddings": whole(0),
     "layer_types": or_null(list_of(one_of(*LAYER_TYPES, "linear_attention", "conv"))),
-    "sliding_window": or_null(whole(0)),
-    "use_sliding_window": _OPTIONAL_FLAG,
-    "max_window_layers": or_null(whole(0)),
-    "sliding_window_pattern": or_null(whole(1)),
-    "_sliding_window_pattern": or_null(whole(1)),
-    "query_pre_attn_scalar": number(above=0),
-    "attn_logit_softcapping": or_null(number(least=0)),
-    "final_logit_softcapping": or_null(number(least=0)),
-    "num_local_experts": or_null(whole(0, 2**16)),
-    "num_experts": or_null(whole(0, 2**16)),
-    "num_experts_per_tok": whole(1, 2**16),
-    "norm_topk_prob": _OPTIONAL_FLAG,
+    **dict.fromkeys(_FLAGS, or_null(FLAG)),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), or_null(TEXT)),
+    **dict.fromkeys(("rope_scaling", "rope_parameters", "quantization_config"), or_null(SECTION)),
+    **dict.fromkeys(("rms_norm_eps", "query_pre_attn_scalar"), _POSITIVE),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), or_null(_NOT_NEGATIVE)),
+    **dict.fromkeys(("rope_theta", "rope_local_base_freq"), or_null(number(above=1))),
+    "partial_rotary_factor": or_null(_POSITIVE),
+    "max_position_embeddings": whole(0),
+    **dict.fromkeys(("sliding_window", "max_window_layers"), or_null(whole(0))),
+    **dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern"), or_null(whole(1))),
+    **dict.fromkeys(("num_local_experts", "num_experts"), or_null(whole(0, 2**16))),
+    "num_experts_per_tok": _HEADS,
     "decoder_sparse_step": whole(0),
     "mlp_only_layers": or_null(list_of(whole(0))),
-    "rope_theta": or_null(number(above=1)),
-    "rope_local_base_freq": or_null(number(above=1)),
-    "rope_scaling": or_null(SECTION),
-    "rope_parameters": or_null(SECTION),
-    "partial_rotary_factor": or_null(number(above=0)),
-    "quantization_config": or_null(SECTION),
-    "eos_token_id": or_null(either(_TOKEN, list_of(_TOKEN)))._replace(
+    "eos_token_id": or_null(either(whole(0), list_of(whole(0))))._replace(
         words="a token's number, a list of them, or null"
     ),
-    "bos_token_id": or_null(_TOKEN),
+    "bos_token_id": or_null(whole(0)),
 }
 REQUIRED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "intermediate_size")
 # Of `rope_scaling`, and of `rope_parameters` or each of its sections.
 ROPE_SETTINGS = {
-    "rope_type": or_null(TEXT),
-    "type": or_null(TEXT),
+    **dict.fromkeys(("rope_type", "type"), or_null(TEXT)),
     "rope_theta": or_null(number(above=1)),
-    "factor": number(above=0),
     "original_max_position_embeddings": or_null(whole(1)),
-    "low_freq_factor": number(above=0),
-    "high_freq_factor": number(above=0),
-    "beta_fast": or_null(number(above=0)),
-    "beta_slow": or_null(number(above=0)),
-    "attention_factor": or_null(number(least=0)),
-    "mscale": or_null(number(least=0)),
-    "mscale_all_dim": or_null(number(least=0)),
     "truncate": FLAG,
-    "partial_rotary_factor": or_null(number(above=0)),
-    "factors": list_of(number(above=0)),
-    "short_factor": list_of(number(above=0)),
-    "long_factor": list_of(number(above=0)),
-    "llama_4_scaling_beta": or_null(number(least=0)),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), _POSITIVE),
+    **dict.fromkeys(("beta_fast", "beta_slow", "partial_rotary_factor"), or_null(_POSITIVE)),
+    **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim", "llama_4_scaling_beta"), or_null(_NOT_NEGATIVE)),
+    **dict.fromkeys(("factors", "short_factor", "long_factor"), list_of(_POSITIVE)),
 }
 
 

@@ -3,28 +3,13 @@
 A family, or some that are close, is a file here: its settings, and the names of its tensors where they are not Llama's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import ModelConfig, ScoreHead
 from jaxrl_llm.models.config.checks import check_settings, check_together
-from jaxrl_llm.models.config.groups import ScoreHead
 from jaxrl_llm.models.config.rope import rope_to_hf, ropes_of
-from jaxrl_llm.models.families import (
-    deepseek_v3,
-    gemma,
-    gemma4,
-    glm4,
-    gpt_oss,
-    lfm2,
-    llada,
-    llama,
-    olmo3,
-    qwen,
-    qwen3_5,
-)
+from jaxrl_llm.models.families import gemma, glm4, gpt_oss, lfm2, llama, qwen
 from jaxrl_llm.models.families.family import FULL, NEUTRAL, SLIDING, Family, RecordingSettings, Tensor, quantisation_of
 from jaxrl_llm.models.kinds import SECTION, TEXT, check, given, or_null, shown, whole
 from jaxrl_llm.utils.errors import InputError
@@ -43,16 +28,16 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_moe": qwen.QWEN3_MOE,
     "gemma2": gemma.GEMMA2,
     "gemma3_text": gemma.GEMMA3,
-    "gemma4_text": gemma4.GEMMA4,
-    "olmo3": olmo3.OLMO3,
+    "gemma4_text": gemma.GEMMA4,
+    "olmo3": llama.OLMO3,
     "gpt_oss": gpt_oss.GPT_OSS,
     "glm4": glm4.GLM4,
     "glm4_moe": glm4.GLM4_MOE,
-    "deepseek_v3": deepseek_v3.DEEPSEEK_V3,
-    "qwen3_5_text": qwen3_5.QWEN3_5,
-    "qwen3_5_moe_text": qwen3_5.QWEN3_5_MOE,
+    "deepseek_v3": glm4.DEEPSEEK_V3,
+    "qwen3_5_text": qwen.QWEN3_5,
+    "qwen3_5_moe_text": qwen.QWEN3_5_MOE,
     "lfm2": lfm2.LFM2,
-    "llada": llada.LLADA,
+    "llada": llama.LLADA,
 }
 # Of models with towers for images or sound: where the language model's settings are, and its model type if not said.
 WRAPPERS = {
@@ -70,17 +55,9 @@ _LABELS = 2  # of a config.json that does not say, as transformers leaves its ow
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 __all__ = [
-    "FAMILIES",
-    "SLIDING",
-    "Family",
-    "Tensor",
-    "from_hf",
-    "language_model",
-    "quantisation_of",
-    "score_head",
-    "to_hf",
+    "FAMILIES", "SLIDING", "Family", "Tensor", "from_hf", "language_model", "quantisation_of", "score_head", "to_hf",
     "unread_settings",
-]
+]  # fmt: skip
 
 
 def language_model(raw: dict[str, Any]) -> dict[str, Any]:

@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import LayerKind, ModelConfig
 from jaxrl_llm.models.config.checks import LAYER_TYPES
-from jaxrl_llm.models.config.groups import LayerKind
 from jaxrl_llm.models.config.rope import rope_to_hf
 from jaxrl_llm.models.kinds import Kind, check, list_of, one_of, or_null, shown, whole
 from jaxrl_llm.utils.errors import InputError
 
 FP8, MXFP4 = "fp8", "mxfp4"
-_SIZES = list_of(whole(1))
-_BLOCK = or_null(Kind("two whole numbers of at least 1", lambda x: _SIZES.test(x) and len(x) == 2))
+_BLOCK = Kind("two whole numbers of at least 1", lambda x: list_of(whole(1)).test(x) and len(x) == 2)
 _SETTINGS = {
-    "weight_block_size": _BLOCK,
+    "weight_block_size": or_null(_BLOCK),
     "fmt": or_null(one_of("e4m3")),
     "expert_dtype": or_null(one_of("fp8")),
     "scale_fmt": or_null(one_of("float", "ue8m0")),

@@ -1,32 +1,21 @@
 """gpt-oss: attention sinks, and experts with biases and clamped gates."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
-from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.families.family import Tensor, Values, biases, family, layer_types, listed
+from jaxrl_llm.models.families.family import Tensor, biases, family, layer_types, listed
 from jaxrl_llm.models.kinds import number
 
-
-def _read(raw: Values, where: str) -> dict[str, Any]:
-    return biases(raw) | {
+GPT_OSS = family(
+    "GptOssForCausalLM",
+    read=lambda raw, where: biases(raw) | {
         "attention_sinks": True, "mlp_bias": True, "router_bias": True,
         "num_experts": raw["num_local_experts"], "normalise_router": True, "glu_limit": float(raw["swiglu_limit"]),
         "glu_slope": float(raw["swiglu_alpha"]),
-    }  # fmt: skip
-
-
-def _write(config: ModelConfig) -> dict[str, Any]:
-    return {
+    },
+    write=lambda config: {
         "layer_types": layer_types(config), "attention_bias": config.attention_bias, "swiglu_limit": config.glu_limit,
         "swiglu_alpha": config.glu_slope, "num_local_experts": config.num_experts,
-    }  # fmt: skip
-
-
-GPT_OSS = family(
-    "GptOssForCausalLM", read=_read, write=_write,
+    },
     types=partial(listed, otherwise=lambda layer: layer % 2 == 0), max_position_embeddings=131_072, head_dim=64,
     num_key_value_heads=8, rms_norm_eps=1e-5, sliding_window=128, num_experts_per_tok=4, num_local_experts=128,
     attention_bias=True, swiglu_limit=7.0, swiglu_alpha=1.702, rope_theta=150_000.0,

@@ -1,11 +1,8 @@
 """LFM2: gated short convolutions, and some layers of attention."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config.groups import LayerKind
+from jaxrl_llm.models.config import LayerKind, ModelConfig
 from jaxrl_llm.models.families.family import FULL, Tensor, Values, family, full
 from jaxrl_llm.models.kinds import FLAG, given, list_of, number, or_null, whole
 from jaxrl_llm.utils.errors import InputError
@@ -47,9 +44,8 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 LFM2 = family(
     "Lfm2ForCausalLM", read=_read, write=_write, types=full, max_position_embeddings=128_000, num_key_value_heads=8,
-    pad_token_id=0,
-    norm_eps=1e-5, rope_theta=1_000_000.0, conv_L_cache=3, block_auto_adjust_ff_dim=True, block_multiple_of=256,
-    block_ffn_dim_multiplier=1.0,
+    pad_token_id=0, norm_eps=1e-5, rope_theta=1_000_000.0, conv_L_cache=3, block_auto_adjust_ff_dim=True,
+    block_multiple_of=256, block_ffn_dim_multiplier=1.0,
     settings={
         "norm_eps": number(above=0), "conv_L_cache": whole(2, 64), "conv_bias": or_null(FLAG),
         "block_ff_dim": or_null(whole(1)), "block_auto_adjust_ff_dim": FLAG, "block_multiple_of": whole(1),

@@ -1,7 +1,5 @@
 """adapter_config.json of PEFT's LoRA adapters: which modules have adapters, of which rank and scale."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,10 +29,7 @@ _RANK, _ALPHA, _TEXTS = whole(1, 2**16), number(above=0), list_of(TEXT)
 
 def _pattern(kind: Kind) -> Kind:
     return or_null(
-        Kind(
-            f"an object of names, each {kind.words}",
-            lambda x: SECTION.test(x) and all(map(kind.test, x.values())),
-        )
+        Kind(f"an object of names, each {kind.words}", lambda x: SECTION.test(x) and all(map(kind.test, x.values())))
     )
 
 

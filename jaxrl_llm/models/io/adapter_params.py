@@ -4,8 +4,6 @@ Adapters of a weight have one rank and one scale a layer: smaller ones are padde
 training, and another scale than most of the layer's have is a factor of B.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple

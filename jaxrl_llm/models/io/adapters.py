@@ -8,8 +8,6 @@ no adapters here is merged in float32 as the model's tensors are read: adapters 
 modules that are there whole (`modules_to_save`).
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -27,10 +25,7 @@ from jaxrl_llm.models.io.huggingface import open_file
 from jaxrl_llm.models.io.layout import OF_LAYERS, Stored, stored_tensors
 from jaxrl_llm.models.io.unread import EMBED, HEAD, skipped_line
 from jaxrl_llm.models.kinds import shown
-from jaxrl_llm.models.parameters import (
-    adapted_by_default,
-    adapted_weights,
-)
+from jaxrl_llm.models.parameters import adapted_by_default, adapted_weights
 from jaxrl_llm.utils.errors import InputError
 
 WEIGHTS = "adapter_model.safetensors"
@@ -196,10 +191,16 @@ def merged_tensors(tensors: Tensors, adapter: Adapter) -> Tensors:
     """
     out, where = dict(tensors), adapter.folder / WEIGHTS
     tied, changed = adapter.model.tie_embeddings and HEAD not in tensors, adapter.merged
-    if tied and (HEAD in changed or (EMBED in changed and _splits(adapter))):
+    embed_alone = not adapter.config.tied and (
+        adapter.config.is_saved(EMBED.removesuffix(".weight")) or EMBED in adapter.pairs
+    )
+    if tied and (HEAD in changed or (EMBED in changed and embed_alone)):
         out[HEAD] = tensors[EMBED]
+    # What the adapter may call as another version of the family does.
+    held = {(each.weights, each.place): each.name for each in stored_tensors(adapter.model, tensors)}
     for name in sorted(changed):
-        in_files = name if name in out else _in_files(name, adapter.model, tensors)
+        own = (held.get((x.weights, x.place)) for x in stored_tensors(adapter.model, {name}) if x.name == name)
+        in_files = name if name in out else next(own, None)
         if in_files not in out:
             raise InputError(f"{where}: {name!r} cannot be merged: the model's files have no such tensor")
         read = adapter.whole.get(name, out[in_files])
@@ -209,19 +210,6 @@ def merged_tensors(tensors: Tensors, adapter: Adapter) -> Tensors:
             read = partial(_merged, read, *adapter.pairs[name], adapter.scales[name], name, where)
         out[in_files] = read
     return out
-
-
-def _in_files(name: str, model: ModelConfig, tensors: Tensors) -> str | None:
-    """The name in a model's files of a tensor that the adapter calls as another version of the family does."""
-    held = {(each.weights, each.place): each.name for each in stored_tensors(model, tensors)}
-    own = (each for each in stored_tensors(model, {name}) if each.name == name)
-    return next((held.get((each.weights, each.place)) for each in own), None)
-
-
-def _splits(adapter: Adapter) -> bool:
-    """Whether a change of the embedding is none of a tied output projection."""
-    saved = adapter.config.is_saved(EMBED.removesuffix(".weight")) or EMBED in adapter.pairs
-    return saved and not adapter.config.tied
 
 
 def _of_shape(read: Read, instead_of: Read, name: str, where: Path) -> np.ndarray:

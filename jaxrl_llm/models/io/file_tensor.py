@@ -13,8 +13,6 @@ factor is a float, or, as a byte, the exponent of a power of two. Products are r
 are left out: activations are not rounded here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -93,22 +91,23 @@ def dequantised(tensors: Tensors, quantisation: Quantisation, where: str) -> Ten
     once where a tensor has no scales or is not of its type, when it is read where shapes do not fit.
     """
     if quantisation.method == MXFP4:
-        return _mxfp4_tensors(tensors, where)
-    return _fp8_tensors(tensors, quantisation.block, where)
+        out = dict(tensors)
+        for name in [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]:
+            blocks, scales = (_part(out, f"{name}{end}", ("U8",), where) for end in ("_blocks", "_scales"))
+            out[name] = partial(_mxfp4, name, blocks, scales, where)
+        return out
+    out = {name: read for name, read in tensors.items() if not name.endswith(ACTIVATIONS)}
+    for name in [name.removesuffix(SCALE) for name in tensors if name.endswith(SCALE)]:
+        scales = _part(out, name + SCALE, (*FLOATS, "U8", "F8_E8M0"), where)
+        values = _part(out, name, ("F8_E4M3",), where)
+        out[name] = partial(_fp8, name, values, scales, quantisation.block, where)
+    return out
 
 
 def quantised_count(tensors: Tensors, quantisation: Quantisation) -> int:
     """How many tensors of a folder are quantised."""
     end = "_blocks" if quantisation.method == MXFP4 else SCALE
     return sum(name.endswith(end) for name in tensors)
-
-
-def _mxfp4_tensors(tensors: Tensors, where: str) -> Tensors:
-    out = dict(tensors)
-    for name in [name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")]:
-        blocks, scales = (_part(out, f"{name}{end}", ("U8",), where) for end in ("_blocks", "_scales"))
-        out[name] = partial(_mxfp4, name, blocks, scales, where)
-    return out
 
 
 def _mxfp4(name: str, read_blocks: Read, read_scales: Read, where: str) -> np.ndarray:
@@ -125,15 +124,6 @@ def _mxfp4(name: str, read_blocks: Read, read_scales: Read, where: str) -> np.nd
         # Numpy looks up fastest where it clips.
         np.take(_PAIRS, index, mode="clip", out=out[expert].view(np.uint32).reshape(index.shape))
     return out.swapaxes(1, 2)
-
-
-def _fp8_tensors(tensors: Tensors, block: tuple[int, int] | None, where: str) -> Tensors:
-    out = {name: read for name, read in tensors.items() if not name.endswith(ACTIVATIONS)}
-    for name in [name.removesuffix(SCALE) for name in tensors if name.endswith(SCALE)]:
-        scales = _part(out, name + SCALE, (*FLOATS, "U8", "F8_E8M0"), where)
-        values = _part(out, name, ("F8_E4M3",), where)
-        out[name] = partial(_fp8, name, values, scales, block, where)
-    return out
 
 
 def _fp8(name: str, read: Read, read_scales: Read, block: tuple[int, int] | None, where: str) -> np.ndarray:

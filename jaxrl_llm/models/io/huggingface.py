@@ -3,8 +3,6 @@
 `layout` says which tensors hold which weights.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections import Counter
@@ -42,7 +40,12 @@ def from_tensors(
     """
     stored, skipped = list(stored_tensors(config, tensors)), skipped_tensors(tensors, config)
     for name in sorted(set(tensors) - skipped):
-        _check_floats(tensors[name])
+        read = tensors[name]
+        if isinstance(read, FileTensor) and read.dtype not in FLOATS:
+            raise InputError(
+                f"{read.path}: tensor {shown(read.name)} holds numbers of type {read.dtype}, which is not supported; "
+                f"supported are {', '.join(FLOATS)}"
+            )
     for each in stored:
         if each.name not in tensors:
             raise InputError(f"{where}: the weights lack the tensor {each.name!r}{_instead(each.name, tensors)}")
@@ -65,8 +68,7 @@ def from_tensors(
             if not left[path]:
                 array = shards.pop(path).array()
                 put(params, path, array if keep is None else keep(path[-1], array))
-    unread = unread_tensors(tensors, config)
-    if unread:
+    if unread := set(tensors) - {each.name for each in stored} - skipped:
         some = ", ".join(map(shown, sorted(unread)[:3]))
         heads = sorted({name for name in unread if not name.startswith("model.")})
         what = f": {', '.join(heads[:3])} of a head that is no language model's" if len(heads) == len(unread) else ""
@@ -75,12 +77,6 @@ def from_tensors(
             f"{some}{_CLASSIFIER * (SCORE in heads)}"
         )
     return params
-
-
-def unread_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
-    """The names of tensors that belong to no weight, and are not known to be left out (`skipped_tensors`)."""
-    read = {each.name for each in stored_tensors(config, set(tensors))}
-    return set(tensors) - read - skipped_tensors(tensors, config)
 
 
 def skipped_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
@@ -125,8 +121,7 @@ def _instead(name: str, tensors: Tensors) -> str:
     """What the file has in place of a tensor that it lacks, for an error."""
     if SCORE in tensors and name == "lm_head.weight":
         return _CLASSIFIER
-    longer = sorted(other for other in tensors if other.endswith(f".{name}"))
-    if longer:
+    if longer := sorted(other for other in tensors if other.endswith(f".{name}")):
         prefix = longer[0].removesuffix(name)
         return (
             f", but have {longer[0]!r}: names that begin with {prefix!r} are those of a wrapper; save the model inside"
@@ -194,15 +189,6 @@ def open_file(path: FilePath) -> Tensors:
         raise InputError(f"{path} cannot be read: {reason(error)}") from None
 
 
-def _check_floats(read: Callable[[], np.ndarray]) -> None:
-    """InputError for a tensor of a file that is no floats."""
-    if isinstance(read, FileTensor) and read.dtype not in FLOATS:
-        raise InputError(
-            f"{read.path}: tensor {shown(read.name)} holds numbers of type {read.dtype}, which is not supported; "
-            f"supported are {', '.join(FLOATS)}"
-        )
-
-
 def _files(folder: FilePath) -> list[str]:
     """The safetensors files of a folder: those that its index names, or the usual one."""
     index = folder / "model.safetensors.index.json"
@@ -212,11 +198,8 @@ def _files(folder: FilePath) -> list[str]:
     if not isinstance(places, dict) or not places:
         raise InputError(f"{index} is damaged (no weight_map): download it again")
     for name, file in places.items():
-        if (
-            not isinstance(file, str)
-            or file != FilePath(file).name
-            or not (file.isprintable() and file.endswith(".safetensors"))
-        ):
+        is_name = isinstance(file, str) and file.isprintable() and file.endswith(".safetensors")
+        if not is_name or file != FilePath(file).name:
             raise InputError(
                 f"{index}: weight_map places {shown(name)} in {shown(file)}, which is no file of the folder"
             )

@@ -5,8 +5,6 @@ and experts are stacked. Files may join projections, and may rotate neighbouring
 dimensions; ours rotates dimensions i and i + n / 2 of the n that are rotated or left alone (`rope.frequencies`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Container, Iterator
 from functools import lru_cache

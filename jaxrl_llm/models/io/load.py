@@ -1,7 +1,5 @@
 """`load_policy`: from the places where models live; `save.save_policy` is the way back."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os
@@ -92,8 +90,12 @@ def read_folder(
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         check_tokens(ends, config.vocab_size, str(generation), "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
-    stored = open_folder(folder)
-    tensors = without_prefix(_as_floats(stored, raw, folder, kept), config)
+    stored = tensors = open_folder(folder)
+    if quantisation := quantisation_of(language_model(raw), str(folder / "config.json")):
+        count = several(quantised_count(stored, quantisation), "quantised tensor")
+        logger.warning("%s: %s (%s) read into %s", folder, count, quantisation, jnp.dtype(kept).name)
+        tensors = dequantised(stored, quantisation, str(folder))
+    tensors = without_prefix(tensors, config)
     config = untied(config, tensors)
     if skipped := skipped_tensors(without_prefix(stored, config), config):
         logger.warning("%s: %s", folder, skipped_line(skipped, config))
@@ -152,24 +154,14 @@ def read_unread(path_or_name: str | Path) -> Unread:
 
 def settings_of(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
     """The settings in a folder's config.json, and what they are of the language model."""
-    if not (folder / "config.json").exists():
-        raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
     file = folder / "config.json"
+    if not file.exists():
+        raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
     raw = read_json(file)
     config = from_hf(raw, where=str(file))
     if unread := unread_settings(raw, where=str(file)):
         logger.warning("%s: settings that are not read, and may change the model: %s", file, ", ".join(unread))
     return raw, config
-
-
-def _as_floats(tensors: Tensors, raw: dict[str, Any], folder: Path, dtype: Any) -> Tensors:
-    """A folder's tensors, those that are quantised as floats, of which the log has a line."""
-    quantisation = quantisation_of(language_model(raw), str(folder / "config.json"))
-    if quantisation is None:
-        return tensors
-    count = several(quantised_count(tensors, quantisation), "quantised tensor")
-    logger.warning("%s: %s (%s) read into %s", folder, count, quantisation, jnp.dtype(dtype).name)
-    return dequantised(tensors, quantisation, str(folder))
 
 
 def load_tokenizer(path_or_name: str | Path) -> Any:
@@ -194,9 +186,7 @@ def begin_loading(dtype: Any, param_dtype: Any, remat: Any) -> tuple[Any, Any]:
 
 
 def _expect_no_torch() -> None:
-    """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
-    about_torch = "PyTorch was not found"
-    logging.getLogger("transformers").addFilter(lambda record: about_torch not in str(record.msg))
+    logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in str(record.msg))
 
 
 def _dtype(name: str, dtype: Any) -> Any:
@@ -214,7 +204,6 @@ def _dtype(name: str, dtype: Any) -> Any:
 
 
 def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any:
-    """The shardings of the parameters, or None."""
     if shardings is None:
         return None
     shapes: dict[str, Any] = {}
@@ -251,6 +240,7 @@ def with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:
 
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if (folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists():
         try:
@@ -261,8 +251,10 @@ def _tokenizer(folder: Path) -> Any:
         if (folder / name).exists():
             read_json(folder / name)
     try:
-        # Otherwise transformers asks on the terminal whether it may run a folder's own code.
-        kind = AutoTokenizer if _known_to_transformers(folder) else PreTrainedTokenizerFast
+        # Of a type that transformers does not know it asks on the terminal whether it may run a folder's own code.
+        has_json = (folder / "tokenizer.json").exists() and (folder / "config.json").exists()
+        unknown = has_json and read_json(folder / "config.json").get("model_type", "") not in CONFIG_MAPPING_NAMES
+        kind = PreTrainedTokenizerFast if unknown else AutoTokenizer
         tokenizer = kind.from_pretrained(folder, trust_remote_code=False)
         tokenizer.decode(tokenizer.encode("a"))
     except FATAL:
@@ -273,15 +265,6 @@ def _tokenizer(folder: Path) -> Any:
     if not isinstance(template, str | dict | None):
         raise InputError(f"{folder}: the tokenizer's chat_template is {shown(template)}, but must be a text")
     return tokenizer
-
-
-def _known_to_transformers(folder: Path) -> bool:
-    """Whether transformers has the model's type, by which it chooses a tokenizer; else tokenizer.json says it all."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    if not ((folder / "tokenizer.json").exists() and (folder / "config.json").exists()):
-        return True
-    return read_json(folder / "config.json").get("model_type", "") in CONFIG_MAPPING_NAMES
 
 
 def folder_of_hub(name: str) -> Path:

@@ -1,7 +1,5 @@
 """`load_reward_model`: models for sequence classification; `save.save_policy` is the way back."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path
@@ -14,14 +12,7 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import score_head
 from jaxrl_llm.models.io.folders import DEMO_MODEL
 from jaxrl_llm.models.io.huggingface import SCORE, open_folder
-from jaxrl_llm.models.io.load import (
-    Shardings,
-    begin_loading,
-    folder_of_hub,
-    logger,
-    read_folder,
-    settings_of,
-)
+from jaxrl_llm.models.io.load import Shardings, begin_loading, folder_of_hub, logger, read_folder, settings_of
 from jaxrl_llm.models.kinds import path_of, shown
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError

@@ -1,7 +1,5 @@
 """`save_policy`: a model as a Hugging Face folder, written atomically."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,16 +53,14 @@ def save_policy(
     padding = getattr(tokenizer, "pad_token_id", None)
     if policy.config.score is None and padding is not None and padding < policy.config.vocab_size:
         raw["pad_token_id"] = padding
-    tensors = to_tensors(merged, policy.config)
+    tensors, generation = (
+        to_tensors(merged, policy.config),
+        {name: raw[name] for name in ("bos_token_id", "eos_token_id")},
+    )
     if unread is not None:
         raw = unread.settings_of(raw)
         tensors = {unread.name_of(name): value for name, value in tensors.items()}
         tensors |= {name: read() for name, read in unread.tensors.items()}
-    ends = list(policy.config.eos_token_ids)
-    generation = {
-        "bos_token_id": policy.config.bos_token_id,
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-    }
     with written(folder, overwrite, "model") as new:
         write_json(new / "config.json", raw)
         write_json(new / "generation_config.json", generation)
@@ -73,7 +69,9 @@ def save_policy(
             shutil.copyfile(file, new / file.name)
         if tokenizer is not None:
             tokenizer.save_pretrained(new)
-            _name_known_class(new / "tokenizer_config.json")
+            settings = read_json(path) if (path := new / "tokenizer_config.json").exists() else {}
+            if settings.get("tokenizer_class") == "TokenizersBackend":  # its name in transformers 5, which knows both
+                write_json(path, settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
         for file in new.glob("*.safetensors"):  # safetensors makes them readable by the owner alone
             shutil.copymode(new / "config.json", file)
     return folder
@@ -92,13 +90,6 @@ def written(folder: Path, overwrite: bool, what: str) -> Iterator[Path]:
             f"the {what} cannot be written to {folder} ({reason(error)}); nothing there was changed: "
             "free some space, or choose another folder"
         ) from error
-
-
-def _name_known_class(path: Path) -> None:
-    """Name a tokenizer's class as readers before transformers 5 know it, which newer ones know too."""
-    raw = read_json(path) if path.exists() else {}
-    if raw.get("tokenizer_class") == "TokenizersBackend":
-        write_json(path, raw | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: int) -> None:

@@ -1,7 +1,5 @@
 """A model's tokenizer: more tokens, such as tags that choose how the model answers, and a digest of it."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import hashlib

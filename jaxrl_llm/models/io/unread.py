@@ -1,7 +1,5 @@
 """What of a model's files is not read, such as towers for images: said in a line, and kept in an export on request."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -66,14 +64,14 @@ def unread_of(folder: Path, tensors: Tensors, settings: dict[str, Any], config: 
 
 def skipped_line(names: Iterable[str], config: ModelConfig) -> str:
     """How many tensors are not read, and of what: "3 tensors are not read (mtp: 1, model.visual: 2)"."""
-    counts = Counter(_group(name, config) for name in names)
+
+    def group(name: str) -> str:
+        tower = next((start for start in FAMILIES[config.family].skipped if name.startswith(start)), "")
+        layer = OF_LAYER.match(name)
+        return tower.removesuffix(".") or (f"model.layers.{layer[1]}" if layer else name)
+
+    counts = Counter(map(group, names))
     some = ", ".join(f"{group}: {count:,}" for group, count in sorted(counts.items())[:4])
     more = f" and {len(counts) - 4} more" if len(counts) > 4 else ""
     count = counts.total()
     return f"{several(count, 'tensor')} {'is' if count == 1 else 'are'} not read ({some}{more})"
-
-
-def _group(name: str, config: ModelConfig) -> str:
-    of_tower = next((start for start in FAMILIES[config.family].skipped if name.startswith(start)), "")
-    layer = OF_LAYER.match(name)
-    return of_tower.removesuffix(".") or (f"model.layers.{layer[1]}" if layer else name)

@@ -3,10 +3,7 @@
 N rows, L tokens, S cache slots, D hidden, H query heads, K key-value heads, h and g sizes of a key and a value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -101,11 +98,6 @@ def project_heads(x: Array, layer: Layer, name: str, placement: Placement) -> Ar
     return out if bias is None else out + bias
 
 
-def _turned(config: ModelConfig, x: Array, weight: Array | None, cos: Array, sin: Array) -> Array:
-    """Queries or keys [N, L, heads, h] with their norm, where the model has one, and rotation."""
-    return rotate(x if weight is None else norm(x, weight, config), cos, sin)
-
-
 class Heads(NamedTuple):
     """What a layer's tokens attend with: queries [N, L, H, h], keys [N, L, K, h] and values [N, L, K, g]."""
 
@@ -122,7 +114,9 @@ def heads_of(
     values, which it has instead of its own."""
     cos, sin = rotations.cos[rope], rotations.sin[rope]
     rows = y.reshape(-1, y.shape[-1])  # as which the gradients of all projections add up: see `Placement.flat`
-    turned = placement.turned or partial(_turned, config)
+    turned = placement.turned or (
+        lambda x, weight, cos, sin: rotate(x if weight is None else norm(x, weight, config), cos, sin)
+    )
 
     def rotated(name: str) -> Array:
         x = project_heads(rows.reshape(y.shape), layer, name, placement)

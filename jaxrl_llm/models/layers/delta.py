@@ -1,7 +1,5 @@
 """The gated delta rule (Yang et al. 2024, arXiv 2412.06464): a token at a time, and rows of tokens in chunks."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

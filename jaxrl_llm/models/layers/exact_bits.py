@@ -10,8 +10,6 @@ numbers. On others the results are as accurate, but bits may differ between layo
 GPUs and TPUs `layers` does not call these functions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax.numpy as jnp

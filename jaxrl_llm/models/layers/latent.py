@@ -1,7 +1,5 @@
 """Attention to compressed keys and values (DeepSeek-V2, 2405.04434, section 2.1); sizes are those of `attention`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -30,8 +28,7 @@ def latent_heads(
     """
     latent = config.latent
     assert latent is not None
-    name = "query"
-    x = y
+    x, name = y, "query"
     if latent.query_rank:
         x = project(y, layer["query_in"], layer, "query_in", "query_in" in placement.joined)
         x, name = rms_norm(x, layer["query_in_norm"], LATENT_EPSILON), "query_out"

@@ -1,7 +1,5 @@
 """One layer of a decoder: attention and an MLP or experts, each between its norms and added to the residual stream."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -50,9 +48,7 @@ class Left(NamedTuple):
     """What one layer leaves besides states."""
 
     memory: Any
-    routing: (
-        Any  # the experts of tokens, int[N, L, k], where they are recorded, or the `moe.Load` [E] where it is counted
-    )
+    routing: Any  # the experts of tokens, int[N, L, k], if they are recorded, or the `moe.Load` [E] if it is counted
     keys: Any  # (keys, values) [N, L, K, ...]
 
 
@@ -76,7 +72,9 @@ def run_layer(
     y, routing = _mlp(x, y, layer, config, settings, given.experts)
     x = _added(x, y, layer.get("mlp_post_norm"), config)
     if given.inputs is not None:
-        x = x + norm(_of_inputs(x, layer, config, given.inputs), layer["input_post_norm"], config)
+        gate = rounded_once(activation(config))(project(x, layer["input_gate"], layer, "input_gate"))
+        own = project(gate * given.inputs.astype(gate.dtype), layer["input_out"], layer, "input_out")
+        x = x + norm(own, layer["input_post_norm"], config)
     if config.layer_scale:
         x = x * jax.lax.stop_gradient(layer["layer_scale"]).astype(x.dtype)
     return place(x, False), Left(memory, routing, keys)
@@ -109,12 +107,6 @@ def _added(x: Array, y: Array, weight: Array | None, config: ModelConfig) -> Arr
     """The residual stream with what a part of the layer adds, after its norm."""
     y = y if weight is None else norm(y, weight, config)
     return x + (y if config.residual_scale == 1 else y * jnp.asarray(config.residual_scale, y.dtype))
-
-
-def _of_inputs(x: Array, layer: Layer, config: ModelConfig, inputs: Array) -> Array:
-    """What a token's own embedding of this layer adds to its state."""
-    gate = rounded_once(activation(config))(project(x, layer["input_gate"], layer, "input_gate"))
-    return project(gate * inputs.astype(gate.dtype), layer["input_out"], layer, "input_out")
 
 
 @jax.named_scope("mlp")

@@ -13,8 +13,6 @@ them; the router then only weighs them, which is differentiable as ever.
 The load of experts can be counted (`Load`), which training balances (`learner.router_balance`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ The kernel sees all tokens of a shard as one sequence: who attends to whom depen
 are unique in a packing, and blocks in which no token attends to another are skipped, whatever rows they belong to.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -38,7 +36,8 @@ def by_kernel(
     mesh: None for that of the arrays. rows: axes of the mesh over which the sequences are sharded.
     """
     windows = sorted(set(config.window_of_layer))
-    pairs = [block_pairs(*_padded(tokens), window) for window in windows]
+    padded = PackedTokens(*(jnp.pad(x, [(0, 0), (0, -x.shape[1] % LANES)]) for x in tokens))
+    pairs = [block_pairs(padded, padded, window) for window in windows]
 
     def of_window(window: Any) -> BlockPairs:
         if isinstance(window, int):
@@ -84,12 +83,6 @@ def _with_slots(q: Array, out: Array, lse: Array, slots: Slots, how: Weighing) -
     both = merge_slots(part, grouped(q), slots, how.scale, how.softcap)
     lse = (both.m + jnp.log(both.l)).swapaxes(1, 2).reshape(N, T, H).swapaxes(1, 2)
     return (both.acc / both.l[..., None]).swapaxes(1, 2).reshape(N, T, H, -1).astype(out.dtype), lse
-
-
-def _padded(tokens: PackedTokens) -> tuple[PackedTokens, PackedTokens]:
-    missing = -tokens.enter.shape[1] % LANES
-    padded = PackedTokens(*(jnp.pad(x, [(0, 0), (0, missing)]) for x in tokens))
-    return padded, padded
 
 
 def causal_tokens(length: Array, width: int) -> PackedTokens:

@@ -3,8 +3,6 @@
 They are written so that XLA compiles their gradients to fast programs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -143,11 +141,7 @@ def scores(q: Array, k: Array) -> Array:
     return jax.lax.platform_dependent(q, k, cpu=on_cpu, default=_products)
 
 
-def _scores_backward(residuals: tuple[Array, Array], ds: Array) -> tuple[Array, Array]:
-    return jax.vjp(_products, *residuals)[1](ds)
-
-
-scores.defvjp(lambda q, k: (scores(q, k), (q, k)), _scores_backward)
+scores.defvjp(lambda q, k: (scores(q, k), (q, k)), lambda saved, ds: jax.vjp(_products, *saved)[1](ds))
 
 
 @jax.custom_vjp

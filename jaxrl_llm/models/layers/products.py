@@ -13,8 +13,6 @@ at most 8 bits, so that products of any precision are exact. The numbers are tho
 bits, the speed is not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from functools import partial
@@ -177,10 +175,7 @@ def _straight_through_backward(
     values = rounded(w, scale, kind).values.astype(x.dtype)
     of_rows = scale if groups is None else _scale_of_rows(scale, groups)
     dx = _into_inputs((dy * of_rows).astype(x.dtype), values, groups)
-    if groups is None:
-        dw = over_rows(x, dy)
-    else:
-        dw = of_matrices(x, dy, groups)
+    dw = over_rows(x, dy) if groups is None else of_matrices(x, dy, groups)
     return dx, dw.astype(w.dtype), None, None
 
 
@@ -195,7 +190,8 @@ Rounded = tuple[Array, Array]  # values and scales of a matrix
 
 def quantised_product(x: Array, w: QuantisedBlocks) -> Array:
     """R(x) [M, K] times a rounded matrix [K, N]: [M, N] in the dtype of x. Without gradients."""
-    return _product_of_groups(_in_groups(x, w.how), (w.values, _of_outputs(w.scale, w)), w.how.size).astype(x.dtype)
+    scale = jnp.repeat(w.scale, w.how.size, axis=1)[:, : w.shape[1]]  # of each output, [groups, N]
+    return _product_of_groups(_in_groups(x, w.how), (w.values, scale), w.how.size).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -219,11 +215,6 @@ straight_through_product.defvjp(lambda x, w, how: (straight_through_product(x, w
 def _in_groups(a: Array, how: BlockRounding) -> Rounded:
     """A matrix [M, K], rounded in groups along its rows: values, and scales [M, groups]."""
     return in_blocks(a, (1, how.size), how.kind)
-
-
-def _of_outputs(scale: Array, w: QuantisedBlocks) -> Array:
-    """Of the scales of blocks those of each output, [groups, N]."""
-    return jnp.repeat(scale, w.how.size, axis=1)[:, : w.shape[1]]
 
 
 def _product_of_groups(x: Rounded, w: Rounded, size: int) -> Array:

@@ -6,8 +6,6 @@ never kept. LoRA adapters by row need no entry: there the factor LORA_SCALE is o
 (`scaled_low_rank`, `models.by_row`). N rows, L tokens, r rank.
 """
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 
@@ -39,8 +37,7 @@ def linear(x: Array, weight: Weight) -> Array:
 
 # A policy of `jax.checkpoint` sees no products in functions that have gradients of their own, but names.
 keep_projections = jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(PROJECTION),
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(PROJECTION)
 )
 
 

@@ -5,8 +5,6 @@ differs between passes is how tokens follow each other: in rows, in the paths of
 That is a `Flow`. N rows, L tokens, D hidden, H heads with keys of k and values of v numbers, t taps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -86,7 +84,7 @@ def delta_mixer(
     names, wide = ("query", "key", "value"), accumulation_dtype(y.dtype)
     mixed = [projected(f"delta_{name}", project if name == "value" else in_parts) for name in names]
     q, k, v = (convolved(*each) for each in zip(mixed, names, windows, strict=True))
-    q, k = (_of_length_one(x.astype(wide)) for x in (q, k))
+    q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q.astype(wide), k.astype(wide)))
     q, k = ((q * sizes.key**-0.5).astype(y.dtype), k.astype(y.dtype))
     rate = jnp.exp(layer["log_rate"].astype(wide))
     g = -rate * jax.nn.softplus(projected("delta_decay").astype(wide) + layer["decay_bias"].astype(wide))
@@ -113,10 +111,6 @@ def in_parts(x: Array, weight: Weight, layer: Layer, name: str, joined: bool = F
         return project(x, weight, layer, name, joined)
     a, b, c, d = (linear(x[..., i : i + K // PARTS], weight[i : i + K // PARTS]) for i in range(0, K, K // PARTS))
     return (a + b) + (c + d)
-
-
-def _of_length_one(x: Array) -> Array:
-    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
 @jax.named_scope("convolution")

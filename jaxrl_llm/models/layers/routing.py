@@ -6,8 +6,6 @@ or by rounding. With e = e_old, those of the sampler (R3) or of the weights befo
 theta that is smooth around theta_old. Numbers of experts are small integers, k of each token and layer.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

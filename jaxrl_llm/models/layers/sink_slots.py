@@ -4,8 +4,6 @@ n of them in each key-value head, learned, and without position. Where all are 0
 with n more ones in its denominator.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

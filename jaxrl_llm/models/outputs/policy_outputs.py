@@ -1,7 +1,5 @@
 """What a policy says of sampled tokens: log-probability and entropy of each action, never all logits at once."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 
@@ -25,11 +23,7 @@ PERTURBATION = "perturbation"
 
 
 def policy_outputs(
-    policy: Policy,
-    params: Params,
-    batch: Trajectories,
-    packing: Packing | None = None,
-    wanted: Wanted = NOTHING,
+    policy: Policy, params: Params, batch: Trajectories, packing: Packing | None = None, wanted: Wanted = NOTHING
 ) -> PolicyOutputs:
     """Log-probability and entropy of each action under `params`, f32[N, L], 0 where there is no action.
 

@@ -3,10 +3,7 @@
 M tokens are chosen, of a batch [N, L]; D is the width of the model, K a number of tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -73,28 +70,14 @@ def _internal_logp(seen: Seen) -> Array:
     return logp_at(inner, weights, states)[0]
 
 
-def _greedy(seen: Seen) -> Array:
-    return (most_probable(seen.source, 1)[0][:, 0] == seen.view.targets).astype(jnp.float32)
-
-
 def _top_tokens(seen: Seen) -> dict[str, Array]:
     tokens, logp = most_probable(seen.source, seen.wanted.top)
     return {"top_tokens": tokens.astype(jnp.float32), "top_logp": logp}  # exact: vocabularies are far below 2^24
 
 
-def _top_logp(seen: Seen) -> Array | dict[str, Array]:
-    if "top_tokens" in seen.wanted.names:
-        return {}  # `_top_tokens` has them
-    return logp_of_tokens(seen.whole, seen.at("top_tokens").astype(jnp.int32))
-
-
 def _most_probable(seen: Seen) -> Array:
     ids, logs = most_probable(seen.source, seen.wanted.top)
     return jnp.stack([ids.astype(logs.dtype), logs], axis=1)
-
-
-def _teacher_top_logp(seen: Seen) -> Array:
-    return logp_of_tokens(seen.whole, seen.at("teacher_top")[:, 0].astype(jnp.int32))
 
 
 def _teacher_divergence(seen: Seen) -> Array:
@@ -122,14 +105,10 @@ def _adam_step(seen: Seen) -> Array:
     return adam_step(seen.source, seen.view.targets, advantages, seen.params["moments"], (b1, b2, epsilon))
 
 
-def _sum_over_vocabulary(of_logp: Callable[[Array], Array], seen: Seen) -> Array:
-    return vocabulary_sum(of_logp, seen.source)
-
-
 # Sums over the vocabulary of what is made of its log-probabilities, f32[M].
 MEASURES: dict[str, Callable[[Seen], Array]] = {
-    "squared_probability": partial(_sum_over_vocabulary, lambda logp: jnp.exp(2 * logp)),
-    "cubed_probability": partial(_sum_over_vocabulary, lambda logp: jnp.exp(3 * logp)),
+    "squared_probability": lambda seen: vocabulary_sum(lambda logp: jnp.exp(2 * logp), seen.source),
+    "cubed_probability": lambda seen: vocabulary_sum(lambda logp: jnp.exp(3 * logp), seen.source),
     "mean_logp": lambda seen: vocabulary_sum(lambda logp: logp, seen.source) * (1 / seen.policy.config.known_tokens),
 }
 # What is found under a name, or under several, [M, ...].
@@ -141,14 +120,17 @@ READINGS: dict[str, Callable[[Seen], Array | dict[str, Array]]] = {
     "heated_logp": lambda seen: tempered_logp(seen, seen.wanted.heat),
     "hidden": lambda seen: jax.lax.stop_gradient(seen.view.states),
     "head_states": lambda seen: seen.source.hidden,
-    "greedy": _greedy,
+    "greedy": lambda seen: (most_probable(seen.source, 1)[0][:, 0] == seen.view.targets).astype(jnp.float32),
     "top_tokens": _top_tokens,
-    "top_logp": _top_logp,
+    "top_logp": lambda seen: (
+        {} if "top_tokens" in seen.wanted.names  # which has them
+        else logp_of_tokens(seen.whole, seen.at("top_tokens").astype(jnp.int32))
+    ),
     "most_probable": _most_probable,
-    "teacher_top_logp": _teacher_top_logp,
+    "teacher_top_logp": lambda seen: logp_of_tokens(seen.whole, seen.at("teacher_top")[:, 0].astype(jnp.int32)),
     "teacher_divergence": _teacher_divergence,
     "adam_step": _adam_step,
-}
+}  # fmt: skip
 
 
 BLOCK = 1024  # of the vocabulary, in `adam_step`
@@ -234,5 +216,4 @@ def elbo_terms(policy: Policy, params: Params, batch: Trajectories, count: int) 
         logp = logp_at(policy, params, view._replace(floor=None))[0].reshape(batch.tokens.shape)
         return jnp.sum(jnp.where(masks, logp, 0.0), axis=1) / t
 
-    found = jax.lax.map(jax.checkpoint(term, prevent_cse=False), jnp.arange(count))
-    return found.T
+    return jax.lax.map(jax.checkpoint(term, prevent_cse=False), jnp.arange(count)).T

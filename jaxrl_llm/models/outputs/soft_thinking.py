@@ -1,7 +1,5 @@
 """Soft tokens (`core.soft_thinking`) in the update: what the model sees of them, and their log-densities."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import jax

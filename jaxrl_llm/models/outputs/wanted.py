@@ -1,7 +1,5 @@
 """What `policy_outputs` shall find beside log-probabilities and entropies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Which weights a model has, and the sizes of their axes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from jaxrl_llm.models.config import ModelConfig

@@ -4,8 +4,6 @@ Names in Hugging Face's format are those of Llama; a family has its own where it
 (`families.Family.tensors`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -190,7 +188,4 @@ HEAD_MLP = (
     Weight("up_bias", ("units",), ZEROS, "", ""),
 )
 
-HEAD = (
-    Weight("weight", ("units", "values"), ZEROS, "", "", 1),
-    Weight("bias", ("values",), ZEROS, "", ""),
-)
+HEAD = (Weight("weight", ("units", "values"), ZEROS, "", "", 1), Weight("bias", ("values",), ZEROS, "", ""))

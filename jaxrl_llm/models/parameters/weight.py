@@ -1,7 +1,5 @@
 """A weight of a policy: its logical axes, its initialiser, and its names in other formats."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple

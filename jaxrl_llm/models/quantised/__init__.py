@@ -21,8 +21,6 @@ all later numbers of its token and of those that see it differ a little, too.
 Embeddings, unembedding, norms, biases, routers of experts and adapters stay as they are.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """The layers of a decoder with rounded projections: which are rounded, how, and how they lie on a mesh."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -5,8 +5,6 @@ ends -1 and 1 among them (QLoRA, section 3 and appendix E). A block is up to 64 
 its scale is its largest absolute number in bfloat16: 4.25 bits a number together.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from statistics import NormalDist
@@ -24,9 +22,7 @@ _OUTERMOST = 0.9677083  # the probability below the last quantile, in the author
 class NormalFloat(NamedTuple):
     """A matrix, or several: the number of the level of each entry, two in a byte, and a scale for each block."""
 
-    levels: (
-        Array  # uint8, with half as many along the last axis of inputs: byte j of a block has entries j, j + size / 2
-    )
+    levels: Array  # uint8, half as many along the last axis of inputs: byte j of a block has entries j, j + size / 2
     scale: Array  # bfloat16, with blocks in place of that axis
 
     @property

@@ -4,8 +4,6 @@ With s the student and t the teacher, s and t over the same tokens in the last a
 with respect to the student, and finite where a token has probability 0 (a log of -inf) under both.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import jax

@@ -1,7 +1,5 @@
 """Distillation by the log-probabilities of sampled tokens alone: advantages and losses of arrays [N, L]."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """Objectives that bring the policy to its teacher, which add to any other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax
@@ -10,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.annotations import Number, Source, check_number
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
-from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, mean_of
 from jaxrl_llm.objectives.distillation.divergences import SupportOf, first_of_each, on_support
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import Ratio, token_ratio
@@ -44,14 +42,14 @@ def distillation(
     check_number("top_k", top_k, least=0, whole=True)
     if support is None:
         support = "teacher" if beta == 0 else "student" if beta == 1 else "union"
-    mean, of_teacher, of_student = as_average(average), support != "student", support != "teacher"
+    of_teacher, of_student = support != "student", support != "teacher"
     needs = {"teacher_states", f"teacher_divergence:{beta:g}"} if not top_k else set[str]()
     if top_k and of_teacher:
         needs |= {f"teacher_top:{top_k}", f"teacher_top_logp:{top_k}"}
     if top_k and of_student:
         needs |= {f"top_tokens:{top_k}", f"top_logp:{top_k}", "teacher_logp"}
 
-    def values(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    def divergence(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         extras = outputs.extras or {}
         if not top_k:
             return extras["teacher_divergence"]
@@ -69,14 +67,12 @@ def distillation(
         even = -jnp.log(1.0 + student.shape[-1])  # where there is no action, so that gradients are finite
         there = (batch.loss_weights != 0)[..., None]
         student, teacher = (jnp.where(there, x, even) for x in (student, teacher))
-        counts = first_of_each(tokens) if len(ids) > 1 else None
-        return on_support(student, teacher, beta, tail=tail, counts=counts)
+        return on_support(student, teacher, beta, tail=tail, counts=first_of_each(tokens) if len(ids) > 1 else None)
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        value = mean(jnp.where(taught_rows(batch)[:, None], values(outputs, batch), 0.0), batch)
-        return value, {metric: value}
+    def taught(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+        return jnp.where(taught_rows(batch)[:, None], divergence(outputs, batch), 0.0)
 
-    return averaged(objective, mean, needs)
+    return mean_of(taught, average, metric, needs)
 
 
 @part

@@ -1,7 +1,5 @@
 """Losses on pairs by name: the table of `losses`, and `pair_loss`, which calls one on plain arrays."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -31,10 +29,7 @@ _WITHOUT_MARGIN = (losses.nca_pair, losses.bco_pair, losses.sppo_hard, losses.ap
 
 @part
 def loss_named(
-    name: str,
-    label_smoothing: Number | None = None,
-    f_divergence: str | None = None,
-    **others: Number,
+    name: str, label_smoothing: Number | None = None, f_divergence: str | None = None, **others: Number
 ) -> PairLoss:
     """The loss `(pairs, beta) -> f[P]` of a name with its further numbers; those that are None have their defaults.
 

@@ -4,8 +4,6 @@ A score is f'(ratio) up to a factor and a constant, chosen so that it is 0, with
 (Jensen-Shannon: slope 1/2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

@@ -6,8 +6,6 @@ log-ratios to the reference are u_w of the chosen and u_l of the rejected respon
 ls = log sigmoid, e = label_smoothing, the probability that a label is wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
@@ -58,8 +56,7 @@ def sigmoid(
     pairs: Pairs, beta: Number = 0.1, label_smoothing: Number = 0.0, divergence: Divergence = reverse_kl
 ) -> jax.Array:
     """DPO (2305.18290): -(1 - e) ls(z) - e ls(-z); with smoothing it is conservative DPO (Mitchell, 2023)."""
-    z = _logits(pairs, beta, divergence)
-    return _smoothed(z, label_smoothing)
+    return _smoothed(_logits(pairs, beta, divergence), label_smoothing)
 
 
 @of_each_pair
@@ -172,7 +169,7 @@ def simpo(
     alpha: not 0 takes (1 - exp(-alpha a)) / alpha in place of a (AlphaPO, 2501.03884).
     """
     check_number("gamma", gamma)
-    z = _logits(pairs, beta, _alphapo(alpha), per_token=True, inside=True) - gamma
+    z = _logits(pairs, beta, alpha_divergence(1 - alpha), per_token=True, inside=True) - gamma
     return _smoothed(z, label_smoothing)
 
 
@@ -251,10 +248,6 @@ def _of_quantiles(pairs: Pairs, x: jax.Array, y: jax.Array, beta: Number, label_
     at = jnp.clip(jnp.cumsum(valid) - 1, 0)
     z = _positive(beta) * jnp.where(valid, gap[at], 0.0) - pairs.margin
     return _smoothed(z, label_smoothing)
-
-
-def _alphapo(alpha: Number) -> Divergence:
-    return alpha_divergence(1 - alpha)
 
 
 def _log_odds(logp: jax.Array) -> jax.Array:

@@ -4,8 +4,6 @@ Each row has one differentiable number, its score. The loss is not a sum of func
 computes over the whole batch each row's share of the loss, and the derivative of the loss with respect to its score.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax
@@ -15,19 +13,19 @@ from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.log_ratios import needed
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, weighted
+from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, weighted
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.utils.value_digest import value_digest
 
-RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], or several each, f32[N, H]; finite
+RowScore = Callable[[PolicyOutputs, Trajectories], Array]  # -> f32[N], or several each, f32[N, H]; finite
 
 
 def coupled(
     score: RowScore,
-    shares: Callable[[jax.Array, Trajectories], jax.Array],
+    shares: Callable[[Array, Trajectories], Array],
     metric: str = "coupled",
     needs: frozenset[str] = frozenset(),
-    report: Callable[[jax.Array, Trajectories], Metrics] | None = None,
+    report: Callable[[Array, Trajectories], Metrics] | None = None,
     by_groups: bool = False,
 ) -> Objective:
     """The loss sum_i c_i, c = shares(s, batch) f32[N], s the scores of all rows; exact for any split into slices.
@@ -41,7 +39,7 @@ def coupled(
     own = f"{metric}/{value_digest((score, shares, report))[:12]}"
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        def total(s: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def total(s: Array) -> tuple[Array, Array]:
             c = shares(s, batch)
             return jnp.sum(c), c
 
@@ -50,7 +48,7 @@ def coupled(
         further = {} if report is None else {f"{own}/of/{name}": x for name, x in report(s, batch).items()}
         return batch.with_info(**{f"{own}/share": c, f"{own}/slope": jax.lax.stop_gradient(slope)}, **further)
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
         s = score(outputs, batch)
         slope, c = batch.need(f"{own}/slope"), batch.need(f"{own}/share")
         value = jnp.sum(jax.lax.stop_gradient(c)) + jnp.sum(slope * (s - jax.lax.stop_gradient(s)))
@@ -61,12 +59,12 @@ def coupled(
     return Objective(objective, needs, refresh, by_groups)
 
 
-def total_logp(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+def total_logp(outputs: PolicyOutputs, batch: Trajectories) -> Array:
     """Weighted log-probability of each row, f32[N]."""
     return jnp.sum(weighted(jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch), axis=1)
 
 
-def mean_logp(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+def mean_logp(outputs: PolicyOutputs, batch: Trajectories) -> Array:
     """Weighted mean log-probability of each row's tokens, f32[N]."""
     return row_means(jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch)
 
@@ -76,19 +74,14 @@ def mean_log_ratio(against: str = "reference") -> RowScore:
     return lambda outputs, batch: row_means(log_ratio_to(outputs, batch, against), batch)
 
 
-def shares_of_pairs(z: jax.Array, pairs: jax.Array) -> jax.Array:
+def shares_of_pairs(z: Array, pairs: Array) -> Array:
     """Each row's share f32[N] of the mean of -log sigmoid(z_ij) over pairs bool[N, N], in those where it is i."""
     return jnp.sum(jnp.where(pairs, jax.nn.softplus(-z), 0.0), axis=1) / jnp.maximum(jnp.sum(pairs), 1)
 
 
 def preference_shares(
-    implied: jax.Array,
-    reward: jax.Array,
-    group: jax.Array,
-    beta: Number = 0.1,
-    best: Number = 1.0,
-    best_scale: Number = 1.0,
-) -> jax.Array:
+    implied: Array, reward: Array, group: Array, beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0
+) -> Array:
     """Each row's share f32[N] of mean -log sigmoid(c beta (h_i - h_j)) over the pairs of a group with r_i > r_j.
 
     implied f32[N]: h, the implicit rewards. c = best_scale where r_i >= best, else 1. In a batch without pairs the loss
@@ -109,13 +102,13 @@ def preference(
 ) -> Objective:
     """`preference_shares` of the mean log-ratios: DPO on all pairs within a group that differ in reward."""
 
-    def shares(h: jax.Array, batch: Trajectories) -> jax.Array:
+    def shares(h: Array, batch: Trajectories) -> Array:
         return preference_shares(h, batch.scores, batch.group, beta, best, best_scale)
 
     return coupled(mean_log_ratio(against), shares, "preference", needed(against))
 
 
-def bucket_log_sum_exp(keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+def bucket_log_sum_exp(keys: Array, values: Array, mask: Array) -> Array:
     """Log-sum-exp of the masked values that share a sample's key, f32[N]; 0 if there are none."""
     _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
     top = jax.ops.segment_max(jnp.where(mask, values, -jnp.inf), index, num_segments=keys.shape[0])[index]
@@ -125,14 +118,14 @@ def bucket_log_sum_exp(keys: jax.Array, values: jax.Array, mask: jax.Array) -> j
 
 
 def discriminative_shares(
-    score: jax.Array,
-    right: jax.Array,
-    wrong: jax.Array,
-    group: jax.Array,
-    merit: jax.Array,
+    score: Array,
+    right: Array,
+    wrong: Array,
+    group: Array,
+    merit: Array,
     merit_temperature: Number = 0.1,
     temperature: Number = 10.0,
-) -> jax.Array:
+) -> Array:
     """Each row's share f32[N] of sum_i w_i s_i - tau log mean_j exp(s_j / tau), summed over groups with both kinds.
 
     i: right rows of a group, w = softmax(merit / merit_temperature) over them; j: its wrong rows; tau = temperature.
@@ -149,7 +142,7 @@ def discriminative_shares(
 
 @part
 def discriminative(
-    merit: Callable[[Trajectories], jax.Array],
+    merit: Callable[[Trajectories], Array],
     threshold: Number = 0.5,
     merit_temperature: PositiveNumber = 0.1,
     temperature: PositiveNumber = 10.0,
@@ -160,7 +153,7 @@ def discriminative(
     """
     require_function("merit", merit)
 
-    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+    def shares(s: Array, batch: Trajectories) -> Array:
         score, acts = batch.scores, jnp.any(batch.action_mask, axis=1).astype(jnp.float32)
         (size,) = bucket_sums(batch.group, acts)
         prompts = jnp.maximum(jnp.sum(acts / jnp.maximum(size, 1)), 1.0)
@@ -171,18 +164,18 @@ def discriminative(
     return coupled(mean_logp, shares, "discriminative")
 
 
-def log_ratio_sum(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+def log_ratio_sum(outputs: PolicyOutputs, batch: Trajectories) -> Array:
     """The weighted sum of each row's log-ratios to the behaviour policy, f32[N]: log pi(y) / q(y) of the sequence."""
     return sequence_log_ratios(outputs.logp, batch)
 
 
-def sequence_log_ratios(logp: jax.Array, batch: Trajectories) -> jax.Array:
+def sequence_log_ratios(logp: Array, batch: Trajectories) -> Array:
     """The weighted sum of each row's log-ratios of `logp` f32[N, L] to the behaviour policy, f32[N]."""
     inside = batch.loss_weights != 0
     return jnp.sum(weighted(jnp.where(inside, logp, 0.0) - jnp.where(inside, batch.behaviour_logp, 0.0), batch), axis=1)
 
 
-def scored_rows(batch: Trajectories) -> jax.Array:
+def scored_rows(batch: Trajectories) -> Array:
     """bool[N]: rows with a score and a weight in the loss."""
     return ~jnp.isnan(batch.scores) & jnp.any(batch.loss_weights != 0, axis=1)
 
@@ -190,17 +183,17 @@ def scored_rows(batch: Trajectories) -> jax.Array:
 WIN_RATE, OPPONENT = "win_rate", "opponent"  # entries of info
 
 
-def higher_of(gap: jax.Array) -> jax.Array:
+def higher_of(gap: Array) -> Array:
     """1 for a higher score, 1/2 for equal ones, 0 for a lower one, by how much it is higher."""
     return 0.5 * (1 + jnp.sign(gap))
 
 
-def opponents(batch: Trajectories) -> jax.Array:
+def opponents(batch: Trajectories) -> Array:
     """f32[N]: info["opponent"], 1 where a row is an opponent's; 0 where the batch does not say."""
     return (batch.info or {}).get(OPPONENT, jnp.zeros(batch.group.shape))
 
 
-def win_rates(batch: Trajectories, oracle: Callable[[jax.Array], jax.Array], itself: bool = False) -> jax.Array:
+def win_rates(batch: Trajectories, oracle: Callable[[Array], Array], itself: bool = False) -> Array:
     """f32[N]: info["win_rate"], or where the batch has none the mean over the scored others of the row's group of
     oracle(score - other score), 0 to 1; NaN where there is no other. itself: over the row too, whose oracle(0) counts.
     """

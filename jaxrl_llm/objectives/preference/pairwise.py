@@ -4,24 +4,20 @@ A pair is two rows of a group of which one has the higher reward: a chosen and a
 the rewards 1 and 0, or sampled ones. Rows may lie in different slices of the update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import FractionNumber, PositiveNumber, Source
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.log_ratios import needed, source
-from jaxrl_llm.core.parts import batch_part, stateless_part
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.parts import Array, batch_part, part, stateless_part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, is_of_each_pair, sigmoid
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled
-from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import row_noise
 
 PAIR_WEIGHT, MARGIN = "pair_weight", "margin"  # entries of info, f32[N]
 
@@ -29,9 +25,9 @@ PAIR_WEIGHT, MARGIN = "pair_weight", "margin"  # entries of info, f32[N]
 class RowPairs(NamedTuple):
     """P pairs of rows of a batch."""
 
-    chosen: jax.Array  # int32[P]
-    rejected: jax.Array  # int32[P]
-    valid: jax.Array  # bool[P]: others are places for pairs that this batch does not have
+    chosen: Array  # int32[P]
+    rejected: Array  # int32[P]
+    valid: Array  # bool[P]: others are places for pairs that this batch does not have
 
 
 ChoosePairs = Callable[[Trajectories], RowPairs]
@@ -44,7 +40,7 @@ def best_and_worst(batch: Trajectories) -> RowPairs:
     known, noise = ~jnp.isnan(reward), row_noise(batch, 0)
     mates = (batch.group[:, None] == batch.group) & known[:, None] & known
 
-    def extreme(value: jax.Array) -> jax.Array:
+    def extreme(value: Array) -> Array:
         """int32[N]: of each row's mates one with the largest value."""
         largest = jnp.max(jnp.where(mates, value, -jnp.inf), axis=1, keepdims=True)
         return jnp.argmax(jnp.where(mates & (value == largest), noise, -1.0), axis=1)
@@ -91,17 +87,17 @@ def pairwise(
     choose = best_and_worst() if pairs is None else pairs
     by_groups = pairs is None and is_of_each_pair(loss)
 
-    def of_rows(logp: jax.Array, batch: Trajectories) -> jax.Array:
+    def of_rows(logp: Array, batch: Trajectories) -> Array:
         logp = jnp.where(batch.loss_weights != 0, logp, 0.0)
         return row_means(logp, batch) if per_token else jnp.sum(weighted(logp, batch), axis=1)
 
-    def paired(s: jax.Array, batch: Trajectories) -> tuple[RowPairs, Pairs]:
+    def paired(s: Array, batch: Trajectories) -> tuple[RowPairs, Pairs]:
         rows, info = choose(batch), batch.info or {}
         ours, lengths = jnp.zeros_like(s), jnp.ones_like(s) if per_token else jnp.maximum(batch.lengths, 1)
         if against is not None:
             ours = of_rows(source(batch, against), batch)
 
-        def of(x: jax.Array, at: jax.Array, otherwise: float = 0.0) -> jax.Array:
+        def of(x: Array, at: Array, otherwise: float = 0.0) -> Array:
             return jnp.where(rows.valid, x[at], otherwise)
 
         return rows, Pairs(
@@ -110,20 +106,20 @@ def pairwise(
             of(jnp.nan_to_num(info[MARGIN]), rows.chosen) if MARGIN in info else 0.0, rows.valid,
         )  # fmt: skip
 
-    def by_row(values: jax.Array, rows: RowPairs, batch: Trajectories) -> jax.Array:
+    def by_row(values: Array, rows: RowPairs, batch: Trajectories) -> Array:
         """Each row's share f32[N] of the mean over pairs of values f32[P]: those of pairs in which it is chosen."""
         count = totals_of(batch)["contrasts"] if pairs is None else jnp.maximum(jnp.sum(rows.valid), 1)
         share = jnp.where(rows.valid, values, 0.0) / count
         return jnp.zeros(len(batch.group), share.dtype).at[rows.chosen].add(share)
 
-    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+    def shares(s: Array, batch: Trajectories) -> Array:
         rows, found = paired(s, batch)
         values = loss(found, beta)
         if (weight := (batch.info or {}).get(PAIR_WEIGHT)) is not None:
             values = values * weight[rows.chosen] * weight[rows.rejected]
         return by_row(values, rows, batch)
 
-    def report(s: jax.Array, batch: Trajectories) -> Metrics:
+    def report(s: Array, batch: Trajectories) -> Metrics:
         rows, found = paired(s, batch)
         w, l = (beta * u for u in found.log_ratios)
         values = {
@@ -134,7 +130,7 @@ def pairwise(
             values |= {"logps/chosen": found.chosen_logp, "logps/rejected": found.rejected_logp}
         return {name: by_row(x, rows, batch) for name, x in values.items()}
 
-    def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    def score(outputs: PolicyOutputs, batch: Trajectories) -> Array:
         return of_rows(outputs.logp, batch)
 
     more = frozenset(needs) if against is None else needed(against) | frozenset(needs)
@@ -154,7 +150,7 @@ def chosen_likelihood(pairs: ChoosePairs | None = None) -> Objective:
         chosen = jnp.zeros(batch.lengths.shape).at[rows.chosen].max(rows.valid.astype(jnp.float32))
         return batch.with_info(nll_share=chosen / jnp.maximum(jnp.sum(chosen * batch.lengths), 1))
 
-    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
         logp = jnp.where(batch.action_mask, outputs.logp, 0.0)
         value = -jnp.sum(logp * batch.need("nll_share")[:, None])
         return value, {"nll": value}

@@ -1,7 +1,5 @@
 """Losses of reward models: functions of scores, one value for each pair, sequence or token."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,15 +1,11 @@
 """Losses on single responses that are good or bad: on plain arrays, and on the rows of a batch."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, Source, check_number
 from jaxrl_llm.core.log_ratios import log_ratio_sums, needed, source
-from jaxrl_llm.core.parts import stateless_part
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part, stateless_part, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, control
 from jaxrl_llm.utils.errors import InputError
 

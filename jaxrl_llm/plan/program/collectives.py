@@ -1,7 +1,5 @@
 """The collectives of a compiled program: what each device sends in them, and among whom."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -57,7 +55,8 @@ def sent_by(one: Executed, slices: Sequence[int]) -> tuple[str, int] | None:
         return kind + BETWEEN * bool(crosses), sent
     if one.instruction.kind == "send" and (match := _MEGASCALE.search(line)):
         kind, given = match[2].lower().replace("_", "-"), max(sizes(one.instruction.shape))
-        return kind + BETWEEN, _of_slices(kind, given, _slices(match[1]))
+        ends = ([int(n) for n in part.split(":")] for part in match[1].split(","))  # "1,2" or "1:4"
+        return kind + BETWEEN, _of_slices(kind, given, sum(each[-1] - each[0] + 1 for each in ends))
     return None
 
 
@@ -78,12 +77,6 @@ def _of_slices(kind: str, given: int, n: int) -> int:
     if kind == "all-reduce":
         return 2 * given * (n - 1) // n
     return given * (n - 1) // n if kind in ("reduce-scatter", "all-to-all") else given
-
-
-def _slices(listed: str) -> int:
-    """How many slices "1,2" or "1:4" are."""
-    ends = ([int(n) for n in part.split(":")] for part in listed.split(","))
-    return sum(each[-1] - each[0] + 1 for each in ends)
 
 
 def _sent(one: Executed, kind: str, starts: bool, n: int) -> tuple[str, int]:

@@ -5,11 +5,9 @@ of a loop once, and of a Pallas kernel nothing. Loops count as often as they run
 too.
 """
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -91,15 +89,9 @@ def temporaries_of(memory: Any, platform: str) -> int:
 
 def _given(program: Program) -> int:
     """Bytes of the arguments on each device, those left out that the program does not read."""
-    tree = program.compiled.in_tree
-    shapes, shardings = (
-        tree.flatten_up_to(program.lowered.args_info),
-        tree.flatten_up_to(program.compiled.input_shardings),
-    )
-    return sum(
-        math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
-        for x, sharding in zip(shapes, shardings, strict=True) if sharding is not None
-    )  # fmt: skip
+    trees = program.lowered.args_info, program.compiled.input_shardings
+    given = zip(*map(program.compiled.in_tree.flatten_up_to, trees), strict=True)
+    return sum(math.prod(place.shard_shape(x.shape)) * x.dtype.itemsize for x, place in given if place is not None)
 
 
 def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> Cost:
@@ -119,9 +111,8 @@ def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> 
         for name in Cost._fields if name not in ("name", "collectives", "kernels", "exposed")
     }  # fmt: skip
     collectives = {kind: between(shallow.collectives.get(kind, 0), deep.collectives.get(kind, 0)) for kind in kinds}
-    kernels = {
-        name: _pair(between(*each) for each in zip(shallow.kernels.get(name, (0, 0)), found, strict=True))
-        for name, found in deep.kernels.items()
+    kernels: dict[str, Any] = {
+        name: tuple(map(between, shallow.kernels.get(name, (0, 0)), found)) for name, found in deep.kernels.items()
     }
     exposed = max(shallow.exposed + (deep.exposed - shallow.exposed) * part, 0.0)
     return deep._replace(**numbers, collectives=collectives, kernels=kernels, exposed=exposed)
@@ -129,30 +120,24 @@ def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> 
 
 def followed(first: Cost, then: Cost, times: int) -> Cost:
     """The cost of a program and of so many calls of another one after it, of which all results are kept."""
+
+    def both(a: Any, b: Any) -> Any:
+        return a + times * b
+
     kinds = sorted({*first.collectives, *then.collectives})
-    return Cost(
-        first.name,
-        max(first.arguments, then.arguments),
-        max(first.given, then.given),
-        first.results + times * then.results,
-        max(first.temporaries, then.temporaries),
-        first.flops + times * then.flops,
-        first.traffic + times * then.traffic,
-        {kind: first.collectives.get(kind, 0) + times * then.collectives.get(kind, 0) for kind in kinds},
-        first.cycles + times * then.cycles,
-        {
-            name: _pair(
-                a + times * b for a, b in zip(*(x.kernels.get(name, (0, 0)) for x in (first, then)), strict=True)
-            )
-            for name in {**first.kernels, **then.kernels}
-        },
-        first.exposed + times * then.exposed,
-    )
-
-
-def _pair(numbers: Iterable[int]) -> tuple[int, int]:
-    a, b = numbers
-    return a, b
+    found: dict[str, Any] = {
+        name: (max if name in ("arguments", "given", "temporaries") else both)(
+            getattr(first, name), getattr(then, name)
+        )
+        for name in Cost._fields
+        if name not in ("name", "collectives", "kernels")
+    }
+    found["collectives"] = {kind: both(first.collectives.get(kind, 0), then.collectives.get(kind, 0)) for kind in kinds}
+    found["kernels"] = {
+        name: tuple(map(both, *(x.kernels.get(name, (0, 0)) for x in (first, then))))
+        for name in {**first.kernels, **then.kernels}
+    }
+    return first._replace(**found)
 
 
 _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}, \w+=")

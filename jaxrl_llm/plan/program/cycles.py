@@ -6,8 +6,6 @@ collectives, which may run beside all else: what they take over the links is sta
 instructions, as copies between memories do that start and end separately, counts nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -132,12 +130,13 @@ def _declared(one: Instruction) -> Kernel:
     """Of one run of a kernel."""
     match = _ESTIMATE.search(one.line)
     said = dict(_NUMBER.findall(match[1])) if match else {}
-    return Kernel(_kernel_name(one), int(said.get("flops", 0)), int(said.get("bytes_accessed", 0)))
-
-
-def _kernel_name(one: Instruction) -> str:
     parts = (_SOURCE.search(one.line) or [""])[0].rstrip('"').split("/")
-    return parts[-2] if len(parts) > 1 and parts[-1] == "pallas_call" else one.name.partition(".")[0]
+    named = len(parts) > 1 and parts[-1] == "pallas_call"
+    return Kernel(
+        parts[-2] if named else one.name.partition(".")[0],
+        int(said.get("flops", 0)),
+        int(said.get("bytes_accessed", 0)),
+    )
 
 
 def source_of(one: Instruction) -> str:

@@ -11,8 +11,6 @@ the network. Collectives that are under way at the same time share these: a seco
 them, the one that started first. What is left of a collective where it must have ended is exposed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -103,7 +101,8 @@ class _Run:
         """Start and end the collectives within a fusion or an asynchronous call. Returns those that it carries on."""
         carried = set[str]()
         for each in within(one, self.found):
-            part, key = part_of(each.instruction, each.computation), _channel(each.instruction)
+            part, channel = part_of(each.instruction, each.computation), _CHANNEL.search(each.instruction.line)
+            key = f"channel {channel[1]}" if channel else each.instruction.name
             sent = sent_by(each, self.slices)
             if sent and one.kind in _CALLS:
                 self.start(one.name, each.instruction, sent, carried=False)
@@ -170,8 +169,3 @@ def _started(one: Instruction, inside: Computation) -> str:
     while one.kind.endswith(("-done", "-update")) and one.operands and one.operands[0] in inside:
         one = inside[one.operands[0]]
     return one.name
-
-
-def _channel(one: Instruction) -> str:
-    match = _CHANNEL.search(one.line)
-    return f"channel {match[1]}" if match else one.name

@@ -1,7 +1,5 @@
 """The text of a compiled program, instruction by instruction, each with the number of times that it runs."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

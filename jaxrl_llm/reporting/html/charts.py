@@ -1,7 +1,5 @@
 """Charts as SVG elements in the colours of the page around them, with the numbers behind them for a pointer to read."""
 
-from __future__ import annotations
-
 import html
 import io
 import json
@@ -80,7 +78,10 @@ def curve_chart(
     shaded. Of more than RAW points, the moving mean is drawn over the values.
     """
     name = f"{title} {key} {x_label}"
-    shown = [_thinned(curve) for curve in curves]
+    shown = list[tuple[Any, ...]]()  # x, y, and the range of the values that each point stands for, if they are several
+    for curve in curves:
+        ends = (thin(curve.y, POINTS, end) if len(curve.y) > POINTS else None for end in (np.min, np.max))
+        shown.append((thin(curve.x, POINTS), thin(curve.y, POINTS), *ends))
 
     def draw(axes: Any) -> None:
         for (x, y, low, high), curve in zip(shown, curves, strict=True):
@@ -173,14 +174,6 @@ def _limits(ends: tuple[float, float], columns: Sequence[npt.NDArray[Any]], unit
     if unit == "share" and values.size and values.min() >= 0:
         low = -0.03 * high
     return low, high
-
-
-def _thinned(curve: Curve) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any, Any]:
-    """x, y, and the range of the values that each point stands for; None where it stands for one."""
-    x, y = thin(curve.x, POINTS), thin(curve.y, POINTS)
-    if len(curve.y) <= POINTS:
-        return x, y, None, None
-    return x, y, thin(curve.y, POINTS, np.min), thin(curve.y, POINTS, np.max)
 
 
 def _described(title: str, unit: str, curves: Sequence[Curve]) -> str:

@@ -1,7 +1,5 @@
 """Conversations and trees among the completions of a report: turns, folded observations, and what paths share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,27 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_llm.reporting.html.shading import visible
-from jaxrl_llm.reporting.logging.files import is_number
 from jaxrl_llm.reporting.statistics import as_number
 
 SUMMARY, MOST = 80, 600  # characters of an observation that are shown folded and unfolded; a page has thousands
-
-
-def fault_of_turns(line: Mapping[str, Any]) -> str | None:
-    """Why the turns of a line of completions.jsonl are not valid; None if they are, or if it has none."""
-    count = len(line["tokens"])
-    pairs = line.get("given", [])
-    if not (isinstance(pairs, list) and all(map(_is_given, pairs))):
-        return "its given is not a list of pairs, a number of tokens and a text"
-    if any(pair[0] > count for pair in pairs):
-        return f"its given is behind its {count} tokens"
-    rewards = line.get("turn_rewards", [])
-    if not (isinstance(rewards, list) and all(x is None or is_number(x) for x in rewards)):
-        return "its turn_rewards are not a list of numbers"
-    begins = line.get("begins")
-    if begins is not None and not (isinstance(begins, list) and len(begins) == 2 and all(map(_is_count, begins))):
-        return "its begins is not a pair, the number of a sample and of tokens"
-    return None
 
 
 def marks(line: Mapping[str, Any]) -> dict[int, list[str]]:
@@ -92,11 +72,3 @@ def common_prefix(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> int:
     size = min(len(one), len(other))
     differs = np.flatnonzero(one[:size] != other[:size])
     return int(differs[0]) if differs.size else size
-
-
-def _is_given(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and _is_count(pair[0]) and isinstance(pair[1], str)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31

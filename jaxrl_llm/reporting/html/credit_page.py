@@ -1,9 +1,7 @@
 """The drawing of a comparison of credit: completions with each token shaded by what each method makes of it."""
 
-from __future__ import annotations
-
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,7 +82,10 @@ def texts_of(found: Comparison, tokens: Sequence[Sequence[str | None]] | None, r
     """
     N, L = found.tokens.shape
     if tokens is None:
-        return [_own_texts(found, n) for n in range(min(rows, N))]
+        own = [(np.flatnonzero(real), ids[real]) for real, ids in zip(found.token_mask, found.tokens, strict=True)]
+        return [
+            list(zip(at.tolist(), token_texts(found.tokenizer, ids.tolist()), strict=True)) for at, ids in own[:rows]
+        ]
     lists = isinstance(tokens, Sequence) and all(isinstance(row, list | tuple) for row in tokens)
     if not lists or len(tokens) != N or any(len(row) > L for row in tokens):
         raise InputError(f"the texts do not fit the batch: pass {N} lists of at most {L} tokens")
@@ -96,11 +97,6 @@ def residual(first: npt.NDArray[Any], other: npt.NDArray[Any]) -> tuple[float, n
     size = float(np.sum(first.astype(np.float64) ** 2))
     scale = max(float(np.sum(first.astype(np.float64) * other)) / size, 0.0) if size else 0.0
     return scale, other - scale * first
-
-
-def _own_texts(found: Comparison, n: int) -> list[tuple[int, str]]:
-    places = np.flatnonzero(found.token_mask[n])
-    return list(zip(places.tolist(), token_texts(found.tokenizer, found.tokens[n][places].tolist()), strict=True))
 
 
 def _leading(found: Comparison, n: int, text: Sequence[tuple[int, str]]) -> int:
@@ -163,14 +159,9 @@ def _sums(found: Comparison, values: dict[str, npt.NDArray[Any]], limits: dict[s
     """A table of what each method does on the whole batch."""
     columns = found.summary()
     head = "".join(f'<th scope="col">{html.escape(label)}</th>' for label in [*columns, "full shade at"])
-    rows = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th>'
-        + _cells([*(column[i] for column in columns.values()), f"{limits[name]:.3g}" if values[name].any() else "-"])
-        + "</tr>"
-        for i, name in enumerate(found.names)
-    )
+    rows = ""
+    for i, name in enumerate(found.names):
+        numbers = [*(column[i] for column in columns.values()), f"{limits[name]:.3g}" if values[name].any() else "-"]
+        cells = "".join(f"<td>{html.escape(number)}</td>" for number in numbers)
+        rows += f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>'
     return f'<table class="sums"><tr><td></td>{head}</tr>{rows}</table>'
-
-
-def _cells(values: Iterable[str]) -> str:
-    return "".join(f"<td>{html.escape(value)}</td>" for value in values)

@@ -1,7 +1,5 @@
 """The curves of one or several runs: the main metrics first, each a chart; for reports and notebooks."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable, Sequence
@@ -44,7 +42,14 @@ class Curves:
     @property
     def svgs(self) -> dict[str, str]:
         """SVG documents by metric, for files and other pages; axes are in the text's own colour."""
-        return {chart.key: _document(chart.svg) for chart in self.charts}
+        spaces, found = (
+            'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"',
+            dict[str, str](),
+        )
+        for chart in self.charts:
+            svg = re.sub(r"var\(--line(\d)\)", lambda number: LIGHT[int(number[1])], chart.svg)
+            found[chart.key] = svg.replace("<svg ", f"<svg {spaces} ", 1)
+        return found
 
     def __repr__(self) -> str:
         return f"{len(self.charts)} curves of {', '.join(self.runs)}: {', '.join(chart.key for chart in self.charts)}"
@@ -81,7 +86,11 @@ def plot_runs(runs: str | Path | Sequence[str | Path], metrics: Sequence[str] | 
     for key in metrics or ():
         if key not in known:
             raise unknown("metric", key, known)
-    named = main_metrics(data) if metrics is None else [(_title(key), key) for key in metrics]
+    named = [
+        (next((title for title, pattern in _MAIN.items() if re.fullmatch(pattern, key)), key), key)
+        for key in metrics or ()
+    ]
+    named = main_metrics(data) if metrics is None else named
     return Curves(tuple(chart_of(data, key, title) for title, key in named), tuple(names_of(data)))
 
 
@@ -149,18 +158,6 @@ def pass_at_k_chart(runs: Sequence[RunData]) -> tuple[Chart, list[tuple[int, str
 def variables(colours: Iterable[str]) -> str:
     """CSS declarations of the curves' colours."""
     return ";".join(f"--line{number}:{colour}" for number, colour in enumerate(colours))
-
-
-def _document(svg: str) -> str:
-    """An SVG element of a page as a document of its own."""
-    for number, colour in enumerate(LIGHT):
-        svg = svg.replace(f"var(--line{number})", colour)
-    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return svg.replace("<svg ", f"<svg {spaces} ", 1)
-
-
-def _title(key: str) -> str:
-    return next((title for title, pattern in _MAIN.items() if re.fullmatch(pattern, key)), key)
 
 
 def _training_pass_at_k(rows: Sequence[Row], colour: int) -> list[Curve]:

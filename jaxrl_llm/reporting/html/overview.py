@@ -1,7 +1,5 @@
 """What a report says of each run, and of several side by side: the settings that differ from the defaults first."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.reporting.html.curves import names_of
 from jaxrl_llm.reporting.html.run_data import RunData
-from jaxrl_llm.reporting.html.verdict import held_out, outcomes, verdict, warnings
+from jaxrl_llm.reporting.html.verdict import change_text, held_out, outcomes, p_text, verdict, warnings
 from jaxrl_llm.reporting.statistics import paired_difference
 
 Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -73,8 +71,7 @@ def _against(first: RunData, other: RunData) -> dict[str, Any] | None:
     names = names_of([first, other])
     return {
         "names": names, "total": total, "only_first": found.counts[2], "only_other": found.counts[1],
-        "change": f"{100 * difference:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})",
-        "p": "p < 0.001" if p < 0.001 else f"p = {p:.2g}", "significant": p < 0.05 and low * high > 0,
+        "change": change_text(difference, low, high), "p": p_text(p), "significant": p < 0.05 and low * high > 0,
     }  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """The report of a run, or of several: a self-contained HTML file that begins with the verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,10 +24,8 @@ from jaxrl_llm.reporting.html.shown_completions import (
     chosen_groups,
     held_out_examples,
     reward_changes,
-    sample_rows,
     shaded_samples,
     shared_beginning,
-    shown_of,
     squares,
     training_groups,
 )
@@ -97,7 +93,7 @@ def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
     found, groups = held_out(run), training_groups(run.rows)
     chosen, examples = chosen_groups(groups), held_out_examples(run.rows, found)
     pairs = [row for one in examples for pair in one.pairs for row in pair if row is not None]
-    samples, limits = shaded_samples(run, {"held": pairs, "train": sample_rows(chosen)})
+    samples, limits = shaded_samples(run, {"held": pairs, "train": [row for group in chosen for row in group.shown]})
     return {
         "shared": shared_beginning(one.get("context") or one.get("prompt") or "" for one in samples.values()),
         "runs": [overview(run, defaults)],
@@ -109,7 +105,7 @@ def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
             for one in examples
         ],
         "changes": reward_changes(run.rows),
-        "groups": [(group, as_tree([samples[row.offset] for row in shown_of(group)])) for group in chosen],
+        "groups": [(group, as_tree([samples[row.offset] for row in group.shown])) for group in chosen],
         "logged_groups": len(groups),
         "timeline": timeline(run),
         "prompts": _prompts(run),

@@ -1,10 +1,8 @@
 """A run's files as data for the report: settings, summary, curves, and an index of its completions."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_llm.reporting.logging.lines import iterate_completions
-from jaxrl_llm.reporting.logging.writers import read_json, read_jsonl
+from jaxrl_llm.reporting.logging.files import is_number, iterate_jsonl, read_json, read_jsonl
 from jaxrl_llm.reporting.statistics import as_number
 from jaxrl_llm.utils.errors import InputError, shown
 
 CORRECT = 1.0 - 1e-6  # a reward of 1, up to rounding, marks a correct answer
+_VALUES = ("advantage", "logp", "entropy")  # of a completion: each a number per token, or null
 
 
 class Row(NamedTuple):
@@ -133,3 +131,63 @@ def _has_pass_at(figures: Mapping[str, Any]) -> bool:
         and not any(math.isnan(as_number(value.get(name))) for name in ("value", "low", "high"))
         for k, value in found.items()
     )
+
+
+def iterate_completions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each completion with its byte offset in the file. InputError, with the line's number, for an invalid line."""
+    for offset, line in iterate_jsonl(path):
+        if fault := _fault(line):
+            with path.open("rb") as file:
+                number = file.read(offset).count(b"\n") + 1
+            raise InputError(f"{path}, line {number}: {fault}; repair or remove that line")
+        yield offset, line
+
+
+def _fault(line: dict[str, Any]) -> str | None:
+    """Why a line is not a valid completion; None if it is."""
+    for name in ("step", "phase", "prompt_id", "tokens"):
+        if name not in line:
+            return f"it has no {name}"
+    tokens, rewards = line["tokens"], line.get("rewards")
+    if not _is_whole(line["step"], -1):
+        return f"its step is {shown(line['step'])}, but must be a whole number"
+    if not _is_whole(line["prompt_id"]):
+        return f"its prompt_id is {shown(line['prompt_id'])}, but must be a whole number, at least 0"
+    if not isinstance(line["phase"], str):
+        return f"its phase is {shown(line['phase'])}, but must be text"
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        return f"its tokens are {shown(tokens)}, but must be a list of texts"
+    for name in _VALUES:
+        values = line.get(name)
+        if values is not None and not (isinstance(values, list) and all(x is None or is_number(x) for x in values)):
+            return f"its {name} is {shown(values)}, but must be a list of numbers"
+        if values and len(values) != len(tokens):
+            return f"it has {len(values)} values of {name} for {len(tokens)} tokens"
+    if not _is_reward(line.get("reward")):
+        return f"its reward is {shown(line['reward'])}, but must be a number or null"
+    if rewards is not None and not (isinstance(rewards, dict) and all(map(_is_reward, rewards.values()))):
+        return f"its rewards are {shown(rewards)}, but must be numbers by name"
+    if not isinstance(line.get("prompt", ""), str):
+        return f"its prompt is {shown(line['prompt'])}, but must be text"
+    pairs, turns, begins = line.get("given", []), line.get("turn_rewards", []), line.get("begins")
+    if not (isinstance(pairs, list) and all(map(_is_given, pairs))):
+        return "its given is not a list of pairs, a number of tokens and a text"
+    if any(pair[0] > len(tokens) for pair in pairs):
+        return f"its given is behind its {len(tokens)} tokens"
+    if not (isinstance(turns, list) and all(map(_is_reward, turns))):
+        return "its turn_rewards are not a list of numbers"
+    if begins is not None and not (isinstance(begins, list) and len(begins) == 2 and all(map(_is_whole, begins))):
+        return "its begins is not a pair, the number of a sample and of tokens"
+    return None
+
+
+def _is_whole(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31
+
+
+def _is_given(pair: Any) -> bool:
+    return isinstance(pair, list) and len(pair) == 2 and _is_whole(pair[0]) and isinstance(pair[1], str)
+
+
+def _is_reward(value: Any) -> bool:
+    return value is None or is_number(value)

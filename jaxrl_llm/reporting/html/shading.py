@@ -1,7 +1,5 @@
 """HTML of tokens shaded by a number each, used by reports and notebooks for credit, log-probability and entropy."""
 
-from __future__ import annotations
-
 import html
 import math
 import unicodedata

@@ -1,7 +1,5 @@
 """Which completions a report shows: cards of groups from training, and held-out prompts before and after."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections import defaultdict
@@ -34,26 +32,33 @@ class Group(NamedTuple):
     rows: list[Row]
 
     @property
+    def shown(self) -> list[Row]:
+        """The samples that are shown."""
+        return self.rows[:_SAMPLES]
+
+    @property
+    def known(self) -> list[float]:
+        """The rewards that are known."""
+        return [row.reward for row in self.rows if math.isfinite(row.reward)]
+
+    @property
     def kind(self) -> str:
         """ "mixed" if rewards differ; else "right", "wrong", or "unscored"."""
-        rewards = {row.reward for row in self.rows if math.isfinite(row.reward)}
-        if not rewards:
+        if not self.known:
             return "unscored"
-        if len(rewards) > 1:
+        if self.spread:
             return "mixed"
         return "right" if all(row.correct for row in self.rows) else "wrong"
 
     @property
     def mean(self) -> float:
         """The mean of the known rewards; NaN if there are none."""
-        known = [row.reward for row in self.rows if math.isfinite(row.reward)]
-        return sum(known) / len(known) if known else math.nan
+        return sum(self.known) / len(self.known) if self.known else math.nan
 
     @property
     def spread(self) -> float:
         """The largest reward minus the smallest; 0 if there are none."""
-        known = [row.reward for row in self.rows if math.isfinite(row.reward)]
-        return max(known) - min(known) if known else 0.0
+        return max(self.known) - min(self.known) if self.known else 0.0
 
     @property
     def samples(self) -> int:
@@ -107,18 +112,13 @@ def held_out_examples(rows: Sequence[Row], found: Outcomes) -> list[Examples]:
 
     Where no completion is correct, kinds are by the change of the reward instead.
     """
-    kinds: dict[str, list[Any]] = {
-        "fixed": list(found.fixed), "broken": list(found.broken), "wrong": list(found.wrong),
-        "right": list(found.right),
-    }  # fmt: skip
+    kinds: dict[str, list[Any]] = {name: getattr(found, name) for name in ("fixed", "broken", "wrong", "right")}
     if not (found.right or found.fixed or found.broken):
         kinds = {change: [] for change in (*CHANGES, KNOWN_ONCE)}
         for pair in found.wrong:
             kinds[_change(*pair)].append(pair)
     half_known = kinds.pop(KNOWN_ONCE, [])
-    before, after = (
-        {row.prompt_id: row for row in reversed(rows) if row.phase == f"eval_{x}"} for x in ("before", "after")
-    )
+    before, after = _evaluated(rows)
     known = {first.prompt_id for pairs in found for first, _ in pairs}
     others = sorted((before.keys() | after.keys()) - known)
     kinds["known once"] = half_known + [(before.get(prompt), after.get(prompt)) for prompt in others]
@@ -127,9 +127,7 @@ def held_out_examples(rows: Sequence[Row], found: Outcomes) -> list[Examples]:
 
 def reward_changes(rows: Sequence[Row]) -> dict[str, int]:
     """On how many held-out prompts the reward rose, fell or stayed, and of how many it is known once."""
-    before, after = (
-        {row.prompt_id: row for row in reversed(rows) if row.phase == f"eval_{x}"} for x in ("before", "after")
-    )
+    before, after = _evaluated(rows)
     counts = dict.fromkeys((*CHANGES, KNOWN_ONCE), 0)
     for prompt in before.keys() | after.keys():
         counts[_change(before.get(prompt), after.get(prompt))] += 1
@@ -178,14 +176,10 @@ def shared_beginning(texts: Iterable[str]) -> int:
     return end if end >= SHARED else 0
 
 
-def sample_rows(groups: Iterable[Group]) -> list[Row]:
-    """The samples of groups that are shown."""
-    return [row for group in groups for row in group.rows[:_SAMPLES]]
-
-
-def shown_of(group: Group) -> list[Row]:
-    """The samples of a group that are shown."""
-    return group.rows[:_SAMPLES]
+def _evaluated(rows: Sequence[Row]) -> tuple[dict[int, Row], ...]:
+    """The first completion of each held-out prompt before training, and those after it."""
+    phases = ("eval_before", "eval_after")
+    return tuple({row.prompt_id: row for row in reversed(rows) if row.phase == phase} for phase in phases)
 
 
 def _change(before: Row | None, after: Row | None) -> str:

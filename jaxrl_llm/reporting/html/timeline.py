@@ -1,7 +1,5 @@
 """Who waits for whom in an asynchronous run: what the learner and the sampler did in each step, as an SVG element."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -56,7 +54,12 @@ def timeline(run: RunData) -> Timeline | None:
         at = begins[:-1].copy()
         for phase, seconds in phases.items():
             for number in np.flatnonzero(seconds > 0):
-                parts.append(_bar(lane, at[number], seconds[number], total, phase, first + int(number)))
+                x, width = _WIDTH * at[number] / total, _WIDTH * seconds[number] / total
+                said = f"step {first + int(number) + 1}: {phase}, {seconds[number]:.3g} s"
+                parts.append(
+                    f'<rect x="{x:.2f}" y="{lane * (_LANE + _GAP):g}" width="{width:.2f}" height="{_LANE:g}" '
+                    f'style="fill:var(--line{COLOURS[phase]})"><title>{said}</title></rect>'
+                )
             at = at + seconds
     height = 2 * _LANE + _GAP
     svg = (
@@ -66,11 +69,3 @@ def timeline(run: RunData) -> Timeline | None:
     used = [phase for phase in (*sampler, *learner) if {**sampler, **learner}[phase].sum() > 0]
     shares = [float(part.sum()) / total for part in (learner["waits for groups"], sampler["waits at the bound"])]
     return Timeline(svg, [(COLOURS[phase], phase) for phase in used], first, *shares)
-
-
-def _bar(lane: int, begin: float, seconds: float, total: float, phase: str, step: int) -> str:
-    x, width = _WIDTH * begin / total, _WIDTH * seconds / total
-    return (
-        f'<rect x="{x:.2f}" y="{lane * (_LANE + _GAP):g}" width="{width:.2f}" height="{_LANE:g}" '
-        f'style="fill:var(--line{COLOURS[phase]})"><title>step {step + 1}: {phase}, {seconds:.3g} s</title></rect>'
-    )

@@ -1,7 +1,5 @@
 """What a run's report says first: whether held-out accuracy changed, and what to worry about."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -67,11 +65,11 @@ def verdict(run: RunData, found: Outcomes) -> Verdict:
     rates = before["accuracy"], after["accuracy"]
     n = sum(found.counts)
     right, fixed, broken, _ = found.counts
-    whole = n == before["prompts"] == after["prompts"] and _is_close((right + broken) / n, rates[0])
-    if whole and _is_close((right + fixed) / n, rates[1]):
+    whole = n == before["prompts"] == after["prompts"]
+    if whole and max(abs((right + broken) / n - rates[0]), abs((right + fixed) / n - rates[1])) < 1e-6:
         difference, low, high, p = paired_difference(*found.counts)
         significant = p < 0.05 and low * high > 0
-        detail = f"{fixed} of {n} prompts were fixed and {broken} broken (McNemar's exact test: {_p(p)})."
+        detail = f"{fixed} of {n} prompts were fixed and {broken} broken (McNemar's exact test: {p_text(p)})."
     else:
         scored = [_scored(one) for one in (before, after)]
         rights = [round(rate * of) for rate, of in zip(rates, scored, strict=True)]
@@ -82,7 +80,7 @@ def verdict(run: RunData, found: Outcomes) -> Verdict:
         detail = f"Measured on {on}, with the interval for independent samples: the outcomes of single prompts are not "
         detail += "all logged."
     values = f"from {_percent(before)} to {_percent(after)}"
-    change = f"{100 * difference:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+    change = change_text(difference, low, high)
     if not significant:
         text = f"No significant change: held-out accuracy went {values}, {change}."
         return Verdict("unclear", text, detail)
@@ -175,12 +173,14 @@ def _percent(figures: Mapping[str, Any]) -> str:
     return f"{100 * figures['accuracy']:.1f} %" + (f" ({low:.1f} to {high:.1f})" if low <= high else "")
 
 
-def _p(value: float) -> str:
+def change_text(difference: float, low: float, high: float) -> str:
+    """A difference of rates with its interval."""
+    return f"{100 * difference:+.1f} points (95 % interval {100 * low:+.1f} to {100 * high:+.1f})"
+
+
+def p_text(value: float) -> str:
+    """A p-value."""
     return "p < 0.001" if value < 0.001 else f"p = {value:.2g}"
-
-
-def _is_close(a: float, b: float) -> bool:
-    return abs(a - b) < 1e-6
 
 
 def _mean(values: npt.NDArray[Any]) -> float:

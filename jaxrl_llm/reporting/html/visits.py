@@ -1,7 +1,5 @@
 """A run's groups as the report's table of prompts reads them: from groups.jsonl, or else from logged completions."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,7 @@
 """The JSON and JSON-lines files of a run; a kill can leave the last line of the latter half-written."""
 
-from __future__ import annotations
-
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +72,30 @@ def truncate_jsonl(
 def is_number(value: Any) -> bool:
     """Whether a value from JSON is a number (true and false are not)."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def step_of(step: Any) -> int:
+    """The step as an int; InputError unless it is a whole number in range."""
+    try:
+        whole = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        whole = -1
+    if not 0 <= whole < 2**63:
+        raise InputError(f"step is {shown(step)}, but must be a whole number, at least 0 and below 2^63")
+    return whole
+
+
+def number_of(name: str, value: Any) -> float | int:
+    """A metric as a Python number; integers stay integers."""
+    try:
+        if isinstance(value, (str, bytes)) or getattr(value, "shape", ()) != ():
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"metric {name!r} is not a number but {type(value).__name__}: pass one scalar") from error
+    except OverflowError as error:
+        raise InputError(f"metric {name!r} is beyond the range of floats: pass a smaller number") from error
+    return int(value) if isinstance(value, int) else number
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:

@@ -1,7 +1,5 @@
 """A run's logged completions as a batch, to compare the credit that other methods would give them."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.reporting.logging.lines import iterate_completions
+from jaxrl_llm.reporting.html.run_data import iterate_completions
 from jaxrl_llm.reporting.statistics import as_number
 from jaxrl_llm.utils.errors import InputError, shown
 

@@ -66,10 +66,8 @@ class Progress:
         self._latest_update = self._began
         self._live: Any = None
         self._doing, self._ended, self._lines = doing, threading.Event(), threading.Lock()
-        self._printed, self._quiet = (
-            self._began,
-            QUIET,
-        )  # when a line was last printed, and how long after comes another
+        # When a line was last printed, and how long after comes another.
+        self._printed, self._quiet = self._began, QUIET
         if not self._plain:
             try:
                 from rich.console import Console

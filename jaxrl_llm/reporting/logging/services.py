@@ -4,8 +4,6 @@ Each is a `Service`: how a run of it is started, or gone on with, and what is ca
 the folder of ours, so that a resumed run goes on with it.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -16,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm.reporting.logging.writers import number_of, step_of
+from jaxrl_llm.reporting.logging.files import number_of, step_of
 from jaxrl_llm.utils.errors import InputError, missing_package, shown
 
 

@@ -1,7 +1,5 @@
 """TensorBoard event files, written without a queue or thread, so that written events survive a kill."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct
@@ -10,20 +8,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.reporting.logging.files import number_of, step_of
 from jaxrl_llm.utils.errors import InputError, missing_package, naming
 
 _HEAD, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
-class EventFile:
-    """A new event file in `folder` (created if necessary); each event is handed to the operating system at once.
+class TensorBoardWriter:
+    """Writes scalars as a new TensorBoard event file in `folder`; a kill leaves all scalars of a step or none.
 
+    `purge_step`: on resume, the first step that will be written again; TensorBoard hides older events from there on.
     The format is a sequence of records: u64 length, u32 checksum of the length, an Event protocol buffer, u32 checksum
-    of that. `purge_step`: readers drop events of that step or later from earlier files.
+    of that. Needs the package tensorboardX, but not its writer, whose queue would be lost in a kill.
     """
 
-    def __init__(self, folder: Path, purge_step: int | None) -> None:
-        self._proto = _proto()
+    def __init__(self, folder: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
+        purge_step = None if purge_step is None else step_of(purge_step)
+        self._proto, folder = _proto(), Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         # Readers take files in the order of their names, which other writers begin with the time in seconds. Here it is
         # in microseconds, so that files of the same second do not overwrite each other.
@@ -35,23 +36,24 @@ class EventFile:
             start = self._proto.SessionLog(status=self._proto.SessionLog.START)
             self._add(self._proto.Event(step=purge_step, session_log=start))
 
-    def add_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Append the scalars of a step as one record, so that a kill leaves all of them or none."""
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Write each metric as a scalar. Raises InputError for a metric that is not a scalar."""
+        scalars = {name: number_of(name, value) for name, value in metrics.items()}
         from tensorboardX.summary import scalar
 
-        event = self._proto.Event(step=step)
+        event = self._proto.Event(step=step_of(step))
         for name in sorted(scalars):
             event.summary.MergeFrom(scalar(name, scalars[name]))
         self._add(event)
 
     def flush(self) -> None:
-        """Wait until all events are on disk."""
+        """Wait until all events are on disk. OSError if that fails."""
         with naming(self._path):
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Close the event file; a second call does nothing."""
         with naming(self._path):
             self._file.close()
 

@@ -1,13 +1,9 @@
 """Answers of an OpenAI-compatible endpoint, /v1/chat/completions, kept by what was asked."""
 
-from __future__ import annotations
-
-import hashlib
-import json
 import os
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from jaxrl_llm.utils.errors import InputError, shown
@@ -35,33 +31,21 @@ class Endpoint:
     pause: float = 0.5
     time_limit: float = 60.0  # seconds of a request
     at_once: int = 16  # requests
-    _kept: OrderedDict[str, str] = field(default_factory=OrderedDict, repr=False)
-    _lock: Any = field(default_factory=threading.Lock, repr=False)
     _places: Any = field(init=False, repr=False)
+    _kept: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise InputError(f"an endpoint's URL begins with http:// or https://, unlike {shown(self.url)}")
         object.__setattr__(self, "_places", threading.Semaphore(self.at_once))
+        object.__setattr__(self, "_kept", lru_cache(KEPT)(self._asked))
 
     def answer(self, question: str, number: int = 0) -> str:
         """The model's answer to a question; number: of several answers, each of which is drawn anew.
 
         Raises RuntimeError, which says what the endpoint said, after the last attempt.
         """
-        asked = [self.url, self.model, self.temperature, self.tokens, question, number]
-        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
-        with self._lock:
-            if digest in self._kept:
-                self._kept.move_to_end(digest)
-                return self._kept[digest]
-        with self._places:
-            found = self._asked(question, number)
-        with self._lock:
-            self._kept[digest] = found
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return found
+        return str(self._kept(question, number))
 
     def _asked(self, question: str, number: int) -> str:
         body = {
@@ -74,7 +58,8 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         pauses = [self.pause * 2**attempt for attempt in range(self.attempts - 1)]
         try:
-            return posted(url, body, _content, headers=headers, pauses=pauses, time_limit=self.time_limit)
+            with self._places:
+                return posted(url, body, _content, headers=headers, pauses=pauses, time_limit=self.time_limit)
         except RuntimeError as error:
             raise RuntimeError(f"{url} gave no answer: {error}") from None
 

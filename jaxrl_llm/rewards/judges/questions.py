@@ -4,8 +4,6 @@ A verdict is a number from 0 to 1, or None where an answer states none. The last
 reasoning may come before it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

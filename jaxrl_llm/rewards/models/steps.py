@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from jaxrl_llm.data.step_labels import NO_LABEL, SEPARATOR, LabelledSteps, encode_steps
-from jaxrl_llm.models.config.groups import ScoreHead
+from jaxrl_llm.models.config import ScoreHead
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.rewards.entries import REWARD, SPANS
@@ -100,21 +100,6 @@ class StepReward:
         return dataclasses.replace(self, model=self.model.on_mesh(mesh, dtype))
 
 
-def step_reward(named: ModelName, head: ScoreHead, model: ModelReward) -> StepReward:
-    """The reward function of a process reward model with these scores. InputError where the worths are not theirs."""
-    labels, separator = head.labels, head.step_separator
-    worths = named.worths or WORTHS
-    if len(labels) == 1:
-        raise InputError(f"{named.path} scores whole completions, not steps: write model:{named.path}")
-    if len(labels) != len(worths):
-        example = ",".join(str(number) for number in range(len(labels)))
-        raise InputError(
-            f"{named.path} has {len(labels)} labels ({', '.join(labels[:4])}), but {named.kind} has the worths of "
-            f"{len(worths)}: write {named.kind}({example}):{named.path} with the worth of each"
-        )
-    return StepReward(model, named.kind, worths, SEPARATOR if separator is None else separator)
-
-
 def _text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
@@ -131,13 +116,6 @@ def _pieces(kind: str, text: str, start: str) -> list[tuple[int, int, str]]:
     return [(max(first - at, 0), max(end - at, 0), piece) for first, end, piece in found]
 
 
-@runtime_checkable
-class OnDevices(Protocol):
-    """A reward function whose model can be put on the devices of a run."""
-
-    def on_mesh(self, mesh: jax.sharding.Mesh, dtype: Any) -> Callable[..., Any]: ...
-
-
 def model_reward(named: ModelName, weight: float, folder: str | os.PathLike[str] = ".") -> Reward:
     """The reward of a model that is in a folder, or on the hub, named as the last part of its path.
 
@@ -148,21 +126,31 @@ def model_reward(named: ModelName, weight: float, folder: str | os.PathLike[str]
     name = str(local) if local.is_dir() else named.path
     found, _, config = read_scoring(name)
     head = config.score or ScoreHead((), None)
-    labels, model = head.labels, ModelReward(name, load_tokenizer(found))
-    if named.kind != MODEL:
-        return Reward(step_reward(named, head, model), weight, Path(named.path).name)
-    if len(labels) != 1:
+    labels, model, own = head.labels, ModelReward(name, load_tokenizer(found)), Path(named.path).name
+    has = f"{named.path} has {len(labels)} labels ({', '.join(labels[:4])})"
+    if named.kind == MODEL:
+        if len(labels) != 1:
+            raise InputError(
+                f"{has}, where a reward wants one: steps:{named.path} scores the steps of a completion with them"
+            )
+        return Reward(model, weight, own)
+    worths = named.worths or WORTHS
+    if len(labels) == 1:
+        raise InputError(f"{named.path} scores whole completions, not steps: write model:{named.path}")
+    if len(labels) != len(worths):
+        example = ",".join(str(number) for number in range(len(labels)))
         raise InputError(
-            f"{named.path} has {len(labels)} labels ({', '.join(labels[:4])}), where a reward wants one: "
-            f"steps:{named.path} scores the steps of a completion with them"
+            f"{has}, but {named.kind} has the worths of {len(worths)}: write {named.kind}({example}):{named.path} with "
+            "the worth of each"
         )
-    return Reward(model, weight, Path(named.path).name)
+    separator = SEPARATOR if head.step_separator is None else head.step_separator
+    return Reward(StepReward(model, named.kind, worths, separator), weight, own)
 
 
 def on_devices(rewards: Sequence[Reward], mesh: jax.sharding.Mesh, dtype: Any) -> list[Reward]:
     """The rewards, with the models among them on the devices of a run."""
     return [
         dataclasses.replace(reward, function=reward.function.on_mesh(mesh, dtype))
-        if isinstance(reward.function, OnDevices) else reward
+        if isinstance(reward.function, ModelReward | StepReward) else reward
         for reward in rewards
     ]  # fmt: skip

@@ -1,7 +1,5 @@
 """Answer keys: texts that are equal for equal answers, so that votes and measures of diversity can count answers."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

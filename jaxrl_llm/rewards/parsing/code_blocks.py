@@ -1,13 +1,11 @@
 """Which part of a completion is its program: fenced blocks, or code without a fence."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import re
 import textwrap
 from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.verifiers import last_tagged
 
@@ -27,9 +25,7 @@ class Block(NamedTuple):
     @property
     def names(self) -> tuple[set[str], set[str]]:
         """The names that it defines, and those that it uses; none where it is no Python."""
-        try:
-            tree = ast.parse(self.code)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        if (tree := tree_of(self.code)) is None:
             return set(), set()
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
         return defined(tree), used | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -127,10 +123,7 @@ def _outer(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _called(call: str) -> set[str]:
-    """The names that an expression takes from the program."""
-    try:
-        tree = ast.parse(call.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    if (tree := tree_of(call.strip(), "eval")) is None:
         return set()
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
@@ -162,7 +155,7 @@ def _with_helpers(candidates: list[Block]) -> str:
 
 def _unfenced(text: str) -> str:
     """The code in a text without fences: from a line that begins a statement to the last with which it parses."""
-    if _parses(text):
+    if tree_of(text) is not None:
         return text
     lines = text.split("\n")
     starts = [n for n, line in enumerate(lines) if _BEGINS.match(line.lstrip())][:20]
@@ -173,15 +166,15 @@ def _unfenced(text: str) -> str:
             code = textwrap.dedent("\n".join(lines[start:end]))
             if tries > _TRIES or len(code) <= len(best):
                 break
-            if _parses(code):
+            if tree_of(code) is not None:
                 best = code
                 break
     return best + "\n" if best else text
 
 
-def _parses(code: str) -> bool:
+def tree_of(code: str, mode: str = "exec") -> Any:
+    """The syntax tree of code, with the mode "eval" of an expression; None where it is no Python."""
     try:
-        ast.parse(code)
+        return ast.parse(code, mode=mode)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+        return None

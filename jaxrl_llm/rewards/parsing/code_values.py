@@ -4,8 +4,6 @@ A value is written as an expression of literals and of the constructors in `MAKE
 Python's own classes and nothing else, so that comparing them is Python's equality, which no class of a program changes.
 """
 
-from __future__ import annotations
-
 import ast
 import cmath
 import collections
@@ -120,7 +118,6 @@ def _number(node: ast.expr) -> Any:
 
 
 def _name(node: ast.expr) -> str:
-    """A name, or that of a module's attribute; "" for anything else."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in MODULES:
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

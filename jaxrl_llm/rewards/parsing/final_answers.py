@@ -1,7 +1,5 @@
 """The final answer of a completion, and numbers in texts. Imports neither NumPy nor JAX."""
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata
@@ -107,7 +105,7 @@ def normalised(text: str) -> str:
     Spaces that only stand within numbers become U+2009, a thin space.
     """
     if not text.isascii():
-        text = _SUPERSCRIPTS.sub(_raised, text)
+        text = _SUPERSCRIPTS.sub(lambda raised: "^" + _wide(raised[0]).replace("\u2212", "-"), text)
         text = "".join(map(_plain, text))
     if "\\" in text or "{,}" in text or "~" in text:
         for pattern, instead in _LATEX:
@@ -115,9 +113,8 @@ def normalised(text: str) -> str:
     return text
 
 
-def _raised(found: re.Match[str]) -> str:
-    digits = "".join(unicodedata.normalize("NFKC", one) for one in found[0])
-    return f"^{digits.replace(chr(0x2212), '-')}"
+def _wide(text: str) -> str:
+    return unicodedata.normalize("NFKC", text)
 
 
 def _plain(one: str) -> str:
@@ -127,7 +124,7 @@ def _plain(one: str) -> str:
         return _SIGNS[one]
     if one.isdecimal():
         return str(unicodedata.decimal(one))
-    if unicodedata.category(one) == "No" and "\u2044" in (wide := unicodedata.normalize("NFKC", one)):
+    if unicodedata.category(one) == "No" and "\u2044" in (wide := _wide(one)):
         return f" {wide.replace(chr(0x2044), '/')}"  # a fraction such as 1/2 in one character
     return one
 

@@ -1,7 +1,5 @@
 """The final expression of a text, as math-verify parses it; formulas in plain notation as LaTeX, letters of options."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import re

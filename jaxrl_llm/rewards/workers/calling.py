@@ -4,13 +4,11 @@ Whatever a function returns or raises becomes N numbers, and the entries that co
 or in processes; `limits` decides which calls are made and what is lost when one does not end.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,7 +57,6 @@ class Given(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -109,10 +106,44 @@ def time_limit_text(seconds: float) -> str:
     return f"TimeoutError: no result within its time limit of {seconds:g} s"
 
 
-def call_whole(
+class CallMode(NamedTuple):
+    """Which calls are made: one with all samples, or one for each."""
+
+    seconds: float  # limit of a call
+    each: bool = False
+    at_once: bool = False  # for each: call an async function for up to `AT_ONCE` samples at the same time
+
+
+def calls(
+    function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, given: Given, how: CallMode
+) -> Iterator[Outcome | Lost]:
+    """Call the function; the results in order. One that comes after its `seconds` is lost. Never raises."""
+    if not how.each:
+        yield _call(function, arguments, count, how.seconds, given)
+        return
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    step = AT_ONCE if how.at_once and is_async else 1
+    for first in range(0, count, step):
+        several = range(first, min(first + step, count))
+        ones = [{name: column[i : i + 1] for name, column in arguments.items()} for i in several]
+        if step == 1:
+            yield _call(function, ones[0], 1, how.seconds, given)
+            continue
+        import asyncio
+
+        async def all_of(ones: list[dict[str, list[Any]]] = ones) -> list[Outcome | Lost]:
+            return await asyncio.gather(*(_call_async(function, one, how.seconds, given) for one in ones))
+
+        try:
+            found = asyncio.run(all_of())
+        except BaseException:  # sys.exit() in one ends all
+            found = [_call(function, one, 1, how.seconds, given) for one in ones]
+        yield from found
+
+
+def _call(
     function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, seconds: float, given: Given
 ) -> Outcome | Lost:
-    """Call the function once for all samples. A result that comes after `seconds` is lost. Never raises."""
     start, metrics, extras = time.monotonic(), list[tuple[str, float]](), dict[str, list[Any]]()
     try:
         more = given.arguments(count, metrics, extras)
@@ -124,37 +155,6 @@ def call_whole(
         return Lost(time_limit_text(seconds) if late else error_line(error), late)
     taken = time.monotonic() - start
     return found._replace(seconds=taken) if taken <= seconds else Lost(time_limit_text(seconds), late=True)
-
-
-def call_each(
-    function: Callable[..., Any],
-    arguments: Mapping[str, list[Any]],
-    count: int,
-    seconds: float,
-    given: Given,
-    at_once: bool,
-) -> Iterator[Outcome | Lost]:
-    """Call the function for each sample, within `seconds` each; the results in order. Never raises.
-
-    at_once: call an async function for up to `AT_ONCE` samples at the same time.
-    """
-    step = AT_ONCE if at_once and is_async(function) else 1
-    for first in range(0, count, step):
-        several = range(first, min(first + step, count))
-        ones = [{name: column[i : i + 1] for name, column in arguments.items()} for i in several]
-        if step == 1:
-            yield call_whole(function, ones[0], 1, seconds, given)
-            continue
-        import asyncio
-
-        async def all_of(ones: list[dict[str, list[Any]]] = ones) -> list[Outcome | Lost]:
-            return await asyncio.gather(*(_call_async(function, one, seconds, given) for one in ones))
-
-        try:
-            found = asyncio.run(all_of())
-        except BaseException:  # sys.exit() in one ends all
-            found = [call_whole(function, one, 1, seconds, given) for one in ones]
-        yield from found
 
 
 async def _call_async(
@@ -173,11 +173,6 @@ async def _call_async(
         return Lost(time_limit_text(seconds) if late else error_line(error), late)
 
 
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a function, or an object that is called, is `async`."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
 def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The function's parameters; **columns if Python has no signature, as for some built-in functions."""
     try:
@@ -187,15 +182,14 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _awaited(result: Any, seconds: float) -> Any:
-    """What a function returned, or what an async one returns within `seconds`."""
     if not inspect.isawaitable(result):
         return result
     import asyncio  # here, because it takes a third of the start-up time of a reward's process
 
-    async def within_limit(awaitable: Awaitable[Any]) -> Any:
-        return await asyncio.wait_for(awaitable, None if math.isinf(seconds) else seconds)
+    async def within_limit() -> Any:
+        return await asyncio.wait_for(result, None if math.isinf(seconds) else seconds)
 
-    return asyncio.run(within_limit(result))
+    return asyncio.run(within_limit())
 
 
 def _outcome(result: Any, count: int) -> Outcome:

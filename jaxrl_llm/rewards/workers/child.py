@@ -1,7 +1,5 @@
 """The process of a reward function, as the trainer sees it: it is started, asked, and killed."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -34,12 +32,6 @@ class Ended(Exception):
     """A process did not answer; it has exited or must be killed. The message continues the words "its process"."""
 
     late = False  # whether it exceeded a limit
-
-
-class Late(Ended):
-    """A process did not answer in time."""
-
-    late = True
 
 
 class TooLarge(Ended):
@@ -76,7 +68,7 @@ def start(name: str | bytes, folder: str, path: Sequence[str]) -> Child:
 
 
 def ask(child: Child, message: Any, seconds: float, memory_limit: float | None) -> Any:
-    """Send a message, unless it is None, and wait for the answer. After Ended the process cannot be used any more."""
+    """Send a message, unless it is None, and wait for the answer. After Ended or TimeoutError it cannot be used."""
     deadline = None if math.isinf(seconds) else time.monotonic() + seconds
 
     def look() -> None:
@@ -90,10 +82,8 @@ def ask(child: Child, message: Any, seconds: float, memory_limit: float | None) 
         if message is not None:
             send(child.connection, message, deadline)
         return receive(child.connection, deadline, look)
-    except Ended:
+    except (Ended, TimeoutError):
         raise
-    except TimeoutError as error:
-        raise Late from error
     except Exception as error:  # the connection is closed, or the reward wrote something else to it
         kill(child)
         raise Ended(how_it_ended(child.process)) from error

@@ -6,31 +6,26 @@ are lost on which it fails too. Functions with the attribute `per_sample` are ca
 and those with `own_limits`, which end by themselves, have no limit from here.
 """
 
-from __future__ import annotations
-
 import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count as numbers
-from typing import Any, Protocol
+from typing import Any
 
 from jaxrl_llm.rewards.entries import joined
-from jaxrl_llm.rewards.workers.calling import Given, Lost, Outcome, all_logged, call_each, call_whole, time_limit_text
+from jaxrl_llm.rewards.workers.calling import CallMode, Given, Lost, Outcome, all_logged, time_limit_text
+from jaxrl_llm.rewards.workers.calling import calls as calls_of
 
 PATIENCE = 8  # limits without a scored sample, after which the rest of a batch is not tried
 GRACE = 0.25  # seconds after a limit in which a call can say itself that it was exceeded
 
 
-class Calls(Protocol):
-    """How a function is called: in a thread or in a process. No call raises or takes much more than its limit."""
+Calls = Callable[[Sequence[int], CallMode], Iterator[Outcome | Lost]]
+"""(samples, how) -> what the calls give, in order; ends after one that did not end by itself.
 
-    def whole(self, seconds: float) -> Outcome | Lost:
-        """Call the function once with all samples."""
-
-    def each(self, places: Sequence[int], seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
-        """Call it for each of these samples; ends after a call that did not end by itself."""
+The function is called in a thread or in a process. No call raises, or takes much more than its limit."""
 
 
 def batch_limit(limit: float, count: int) -> float:
@@ -49,7 +44,7 @@ def within_limits(
     start, problem = time.monotonic(), ""
     limit = math.inf if own_limits else limit
     if not per_sample or not count:
-        found = calls.whole(batch_limit(limit, count))
+        found = next(calls(range(count), CallMode(batch_limit(limit, count))))
         if isinstance(found, Outcome):
             return found._replace(seconds=time.monotonic() - start)
         if count == 1:
@@ -65,7 +60,7 @@ def within_limits(
             why = f"no sample was scored for {PATIENCE * limit:g} s, so that the rest was not tried"
             parts += [Lost(why, late=True).outcome(1)] * (count - len(parts))
             break
-        for one in calls.each(order[len(parts) :], limit, tries == 0):
+        for one in calls(order[len(parts) :], CallMode(limit, each=True, at_once=tries == 0)):
             if isinstance(one, Outcome):
                 scored = time.monotonic()
             parts.append(one if isinstance(one, Outcome) else one.outcome(1))
@@ -85,57 +80,30 @@ def within_limits(
     )
 
 
-class ThreadCalls:
-    """Calls in daemon threads of this process, which are abandoned where they do not end."""
-
-    def __init__(
-        self, function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, given: Given
-    ) -> None:
-        self._function, self._arguments, self._count, self._given = function, arguments, count, given
-
-    def whole(self, seconds: float) -> Outcome | Lost:
-        # Copies, because a function may modify its lists while others read theirs.
-        """See `Calls`."""
-        own = {name: list(column) for name, column in self._arguments.items()}
-        results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
-        _in_thread(lambda: results.put(call_whole(self._function, own, self._count, seconds, self._given)))
-        found = _taken(results, seconds)
-        return Lost(time_limit_text(seconds), late=True) if found is None else found
-
-    def each(self, places: Sequence[int], seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
-        """See `Calls`."""
-        own = {name: [column[place] for place in places] for name, column in self._arguments.items()}
-        results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
-        abandoned = threading.Event()
-
-        def run() -> None:
-            for one in call_each(self._function, own, len(places), seconds, self._given, at_once):
-                results.put(one)
-                if abandoned.is_set():
-                    return
-
-        _in_thread(run)
-        try:
-            for _ in places:
-                if (found := _taken(results, seconds)) is None:
-                    yield Lost(time_limit_text(seconds), late=True)
-                    return
-                yield found
-        finally:
-            abandoned.set()
-
-
 _NUMBERS = numbers(1)
 
 
-def _in_thread(function: Callable[[], None]) -> None:
-    """Run a function in a daemon thread, which, unlike the pools of `concurrent.futures`, is not joined at exit."""
-    threading.Thread(target=function, name=f"reward {next(_NUMBERS)}", daemon=True).start()
+def thread_calls(
+    function: Callable[..., Any], arguments: Mapping[str, list[Any]], given: Given, places: Sequence[int], how: CallMode
+) -> Iterator[Outcome | Lost]:
+    """`Calls` in daemon threads of this process, which are abandoned where they do not end."""
+    # Copies, because a function may modify its lists while others read theirs.
+    own = {name: [column[place] for place in places] for name, column in arguments.items()}
+    results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
+    abandoned = threading.Event()
 
+    def run() -> None:
+        for one in calls_of(function, own, len(places), given, how):
+            results.put(one)
+            if abandoned.is_set():
+                return
 
-def _taken(results: queue.SimpleQueue[Outcome | Lost], seconds: float) -> Outcome | Lost | None:
-    """The next result; None if there is none in time."""
+    # Unlike the pools of `concurrent.futures`, a daemon thread is not joined at exit.
+    threading.Thread(target=run, name=f"reward {next(_NUMBERS)}", daemon=True).start()
     try:
-        return results.get(timeout=None if math.isinf(seconds) else seconds + GRACE)
+        for _ in places if how.each else range(1):
+            yield results.get(timeout=None if math.isinf(how.seconds) else how.seconds + GRACE)
     except queue.Empty:
-        return None
+        yield Lost(time_limit_text(how.seconds), late=True)
+    finally:
+        abandoned.set()

@@ -1,7 +1,5 @@
 """Load what a name such as FILE.py:NAME refers to: reward functions (in their own processes), rollouts, algorithms."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import hashlib
@@ -14,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from jaxrl_llm.rewards import boxes, code, graded, screens, tagged_lists, tool_calls, verifiers
+from jaxrl_llm.rewards import boxes, code, graded, screens, tool_calls, verifiers
 from jaxrl_llm.rewards.entries import SPANS, provided
 from jaxrl_llm.rewards.judges import questions
 from jaxrl_llm.rewards.parsing import answers
@@ -23,7 +21,7 @@ from jaxrl_llm.utils.errors import InputError, error_line, missing_package, unkn
 from jaxrl_llm.utils.starting import phase
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    graded.answer_bleu, verifiers.answer_format_reward, tagged_lists.answer_tags, tagged_lists.one_answer,
+    graded.answer_bleu, verifiers.answer_format_reward, verifiers.answer_tags, verifiers.one_answer,
     boxes.box_confidence, boxes.box_format, boxes.box_overlap, boxes.class_match, questions.first_error,
     screens.gui_action, screens.gui_click, screens.gui_format, screens.gui_kind, screens.gui_parameter,
     verifiers.reasoning_gym, verifiers.think_format_reward, tool_calls.valid_calls, *OWN.values(),
@@ -70,13 +68,9 @@ FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {
     "useful_calls": _useful_calls,
 }
 ARGUMENTS = {
-    "by_mode": "NAME",
-    "code_tests": "COLUMN",
-    "coverage": "COLUMN",
-    "distances": "NAME, SUCCESS",
-    "format_match": "REGEX",
-    "useful_calls": "NAME, C_S, C_Q, B_v",
-}
+    "by_mode": "NAME", "code_tests": "COLUMN", "coverage": "COLUMN", "distances": "NAME, SUCCESS",
+    "format_match": "REGEX", "useful_calls": "NAME, C_S, C_Q, B_v",
+}  # fmt: skip
 READ_ANSWERS = {  # whose answers are texts or numbers, see `final_answers.answer_text`
     "answer_bleu", "exact_match", "number_match", "number_match_strict", "math_verify", "math_verify_strict",
     "tagged_levels",
@@ -165,7 +159,10 @@ def load_function(spec: str, what: str) -> Loaded:
     """Load FILE.py:FUNCTION or MODULE:FUNCTION. what: names it in errors. Raises InputError as `load` does."""
     source, _, function = spec.rpartition(":")
     module, digest = _from_source(source, what)
-    return Loaded(_function(module, source, function), digest)
+    if callable(found := getattr(module, function, None)):
+        return Loaded(found, digest)
+    own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    raise unknown(f"function of {source!r},", function, own)
 
 
 def load_value(spec: str, what: str) -> tuple[Any, str]:
@@ -190,7 +187,6 @@ def check_file(spec: str, what: str) -> None:
 
 
 def _from_source(source: str, what: str) -> tuple[ModuleType, str]:
-    """A user's module and its digest."""
     try:
         with phase(f"load {what} from {source!r}", foreign=True):
             if source.endswith(".py"):
@@ -244,11 +240,3 @@ def _neighbours(folder: Path) -> Iterator[list[Path]]:
 
 def _digest(path: str | None) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
-
-
-def _function(module: ModuleType, source: str, name: str) -> Callable[..., Any]:
-    function = getattr(module, name, None)
-    if callable(function):
-        return function
-    own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    raise unknown(f"function of {source!r},", name, own)

@@ -10,14 +10,13 @@ that is None or NaN means "not scored". A function may also return a dict of lis
 under "reward" and further entries beside them; see `entries`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ from jaxrl_llm.rewards.workers.calling import (
     parameters,
     wants_texts,
 )
-from jaxrl_llm.rewards.workers.limits import ThreadCalls, within_limits
+from jaxrl_llm.rewards.workers.limits import thread_calls, within_limits
 from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.utils.errors import InputError, error_line, shown, unknown
 
@@ -239,17 +238,13 @@ def _entries(rewards: Sequence[Reward], outcomes: Mapping[str, Outcome], count: 
         for name in dict.fromkeys([*provided(reward.function), *found]):
             column = found.get(name, [None] * count)
             if name == SPANS:
-                before = out.get(SPANS, [None] * count)
-                column = [_added(one, spans, reward.weight) for one, spans in zip(before, column, strict=True)]
-                out[SPANS] = column
+                pairs = zip(out.get(SPANS, [None] * count), column, strict=True)
+                out[SPANS] = [
+                    before if new is None else [*(before or []), *([at, end, x * reward.weight] for at, end, x in new)]
+                    for before, new in pairs
+                ]
             out.setdefault(name, column)
     return out
-
-
-def _added(before: list[Any] | None, spans: list[Any] | None, weight: float) -> list[Any] | None:
-    if spans is None:
-        return before
-    return [*(before or []), *([start, end, value * weight] for start, end, value in spans)]
 
 
 def _lost(found: Outcome, count: int, default: float) -> str:
@@ -280,7 +275,7 @@ def _start(
                 found = function.run(arguments, count, limit, reward.memory_limit, given)
             else:
                 flags = (bool(getattr(function, name, False)) for name in ("per_sample", "own_limits"))
-                found = within_limits(ThreadCalls(function, arguments, count, given), count, limit, *flags)
+                found = within_limits(partial(thread_calls, function, arguments, given), count, limit, *flags)
         except BaseException as error:  # e.g. MemoryError while copying a column
             found = Lost(error_line(error)).outcome(count)
         future.set_result(found)

@@ -10,8 +10,6 @@ Messages are 8 bytes of length, then a pickle (`send`, `receive`). As Python val
     samples, or those of one sample after another
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -29,10 +27,10 @@ from typing import Any, NamedTuple
 from jaxrl_llm.rewards.entries import provided
 from jaxrl_llm.rewards.workers import loading
 from jaxrl_llm.rewards.workers.calling import (
+    CallMode,
     Given,
     Lost,
-    call_each,
-    call_whole,
+    calls,
     parameters,
     reads_environments,
     wants_texts,
@@ -61,14 +59,12 @@ WARM = "warm"  # the message of a process that has imported what its first call 
 
 
 class Asked(NamedTuple):
-    """A call: with all samples at once, or for each."""
+    """What is asked for: see `calling.calls`."""
 
     columns: dict[str, bytes]  # pickled values
     number: int  # of samples
-    seconds: float  # limit of the call, or of each
     given: Given
-    each: bool = False
-    at_once: bool = False  # see `calling.call_each`
+    how: CallMode
 
 
 def main(connection: int, life: int) -> None:
@@ -117,21 +113,17 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _answer(channel: socket.socket, function: Callable[..., Any], asked: Asked) -> None:
-    """Make the calls of a message and send their results."""
     arguments = {}
     for name, data in asked.columns.items():
         try:
             arguments[name] = pickle.loads(data)
         except BaseException as error:  # e.g. an object of a class that only the trainer can import
             problem = f"column {name!r} cannot be read in the reward's process: {error_line(error)}"
-            for _ in range(asked.number if asked.each else 1):
+            for _ in range(asked.number if asked.how.each else 1):
                 send(channel, Lost(problem))
             return
-    if asked.each:
-        for one in call_each(function, arguments, asked.number, asked.seconds, asked.given, asked.at_once):
-            send(channel, one)
-    else:
-        send(channel, call_whole(function, arguments, asked.number, asked.seconds, asked.given))
+    for one in calls(function, arguments, asked.number, asked.given, asked.how):
+        send(channel, one)
 
 
 def _end_with_trainer(life: int) -> None:

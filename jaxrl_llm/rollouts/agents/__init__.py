@@ -10,5 +10,5 @@ if TYPE_CHECKING:
     from jaxrl_llm.rollouts.agents.program import agent
 
 __all__ = ["AgentSettings", "Summary", "agent", "keep_last"]
-_MODULES = {"AgentSettings": "path", "Summary": "compaction", "agent": "program", "keep_last": "compaction"}
+_MODULES = {"compaction": "Summary keep_last", "path": "AgentSettings", "program": "agent"}
 __getattr__ = imported_at_first_use(__name__, _MODULES)

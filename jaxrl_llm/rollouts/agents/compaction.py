@@ -4,8 +4,6 @@ Either a function of the messages, such as `keep_last`, drops some of them, or t
 an action like its other replies and trained on.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,14 +25,10 @@ ASK = (
 class Summary:
     """The policy sums up the conversation; it goes on from the question, that summary and the last turns."""
 
-    tokens: Count = 256
-    """Most tokens of a summary."""
-    keep: Count = 1
-    """Last turns that are kept as they are, at least 1: replies with what answered them."""
-    ask: str = ASK
-    """What asks for it."""
-    told: str = "Summary of what was said since:\n"
-    """What comes before it where the conversation goes on."""
+    tokens: Count = 256  # most tokens of a summary
+    keep: Count = 1  # last turns that are kept as they are, at least 1: replies with what answered them
+    ask: str = ASK  # what asks for it
+    told: str = "Summary of what was said since:\n"  # what comes before it where the conversation goes on
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -73,11 +74,7 @@ class Conversation:
             nodes=[replace(node, sample=node.sample + shift) for node in self.nodes],
             shared={sample + shift: size for sample, size in self.shared.items()},
             owners=[sample + shift for sample in self.owners],
-            messages=[*self.messages],
-            rewards=[*self.rewards],
-            states=[*self.states],
-            info=dict(self.info),
-            said=[*self.said],
+            **{name: copy(getattr(self, name)) for name in ("messages", "rewards", "states", "info", "said")},
         )
 
     def component(self, turn_rewards: bool) -> float:
@@ -192,17 +189,13 @@ class Conversation:
     ) -> list[Episode]:
         """The rows with an observation. everything: the whole conversation with it, the prompt of a new row."""
         row = self.rows[-1]
-        rewrites = not fresh and self._rewrites(chat, everything)
+        # Whether the template leaves out thoughts now, that it wrote until here, and shall.
+        may_lose = not fresh and chat.format.thoughts != "keep" and any(map(has_thought, self.messages))
+        rewrites = may_lose and lost_thoughts(chat, everything) > lost_thoughts(chat, self.messages)
         delta = None if fresh or rewrites else chat.bridge(seen, row.last[-1] if row.last else None)
         if delta is None:
             return self._and_new(chat, everything)
         return [*self.rows[:-1], row + given(delta)]
-
-    def _rewrites(self, chat: ChatTurns, everything: Sequence[Message]) -> bool:
-        """Whether the template leaves out thoughts now, that it wrote until here, and shall."""
-        if chat.format.thoughts == "keep" or not any(map(has_thought, self.messages)):
-            return False
-        return lost_thoughts(chat, everything) > lost_thoughts(chat, self.messages)
 
     def _and_new(self, chat: ChatTurns, messages: Sequence[Message]) -> list[Episode]:
         row = self.rows[-1]
@@ -277,12 +270,3 @@ def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episod
         )
         first += len(turns)
     return rows
-
-
-def states_of(seen: Observation) -> list[str]:
-    """The name of the state before each of the replies that an observation asks for: the environment's own, or the
-    messages."""
-    return [
-        repr([dict(message) for message in messages]) if seen.state is None else seen.state
-        for messages in seen.conversations
-    ]

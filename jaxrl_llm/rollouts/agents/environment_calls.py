@@ -1,7 +1,5 @@
 """What rollouts ask environments: by way of a program's log, so that failures are recorded, counted and said."""
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Mapping, Sequence

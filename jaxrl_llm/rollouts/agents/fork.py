@@ -1,4 +1,7 @@
-"""Groups of episodes with environments that fork after observations, where these made the policy less certain."""
+"""Groups of episodes with environments that fork after observations, where these made the policy less certain.
+
+And a tree of episodes that grows where episodes do well: Monte Carlo tree search with UCB.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,20 @@ import logging
 import math
 from asyncio import gather
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, Task
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.metrics import FORKED
-from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun
-from jaxrl_llm.rollouts.agents.program import graded, with_episodes
+from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse, played
+from jaxrl_llm.rollouts.agents.program import agents_part, ends_of, graded
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.trees import by_prefix
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -63,15 +65,21 @@ def reply_entropy(entropies: Sequence[float] | np.ndarray, first: int, vocabular
     return float(np.sum(drawn) if summed else np.mean(drawn)) / math.log(max(vocabulary, 2))
 
 
-@part
-def forking_agents(
+@agents_part(
+    "the episodes of agents fork after observations", "forking", provides={"node"},
+    least=lambda initial, **_: (initial or 1) + 1,
+)  # fmt: skip
+async def forking_agents(
+    tools: Tools,
+    task: Task,
+    settings: AgentSettings,
     forks: Forks,
     initial: Count | None = 8,
     branches: Annotated[int, Range(least=2)] = 2,
     first_tokens: Count = 20,
     beta: float = 0.5,
     summed: bool = False,
-) -> Rollout:
+) -> list[Episode]:
     """The episodes of the run's agents as trees that fork after observations, `task.samples` in all.
 
     `initial` of them begin at the question. All take their turns in rounds. After each reply to an observation `forks`
@@ -90,62 +98,51 @@ def forking_agents(
         drawn = path.one.rows[-1].segments[-1].tokens.entropy
         return reply_entropy(drawn, first_tokens, len(path.tools.tokenizer), summed)
 
-    async def grown(tools: Tools, task: Task, settings: AgentSettings) -> list[Path]:
-        paths, at_first, level = list[Path](), dict[int, float](), 0
-        begins = dict[int, int]()  # the first turns of forks, which have no observation of their own before them
+    paths, at_first, level = list[Path](), dict[int, float](), 0
+    begins = dict[int, int]()  # the first turns of forks, which have no observation of their own before them
 
-        async def begin(number: int) -> None:
-            first = len(paths)
-            paths.extend(await gather(*(begun(tools, task, first + i, settings) for i in range(number))))
-            for path in paths[first:]:
-                path.one.info[FORKED] = 0.0
+    async def begin(number: int) -> None:
+        first = len(paths)
+        paths.extend(await gather(*(begun(tools, task, first + i, settings) for i in range(number))))
+        for path in paths[first:]:
+            path.one.info[FORKED] = 0.0
 
-        wanted = min(initial or 1, task.samples)
-        await begin(wanted)
-        if initial is None:
-            of_turns = list[float]()
-            while not paths[0].over:
-                await paths[0].draw()
-                of_turns.append(entropy_of(paths[0]))
-                await paths[0].hear()
-            if of_turns:
-                wanted = whole_paths(task.samples, of_turns[0], float(np.mean(of_turns)), beta)
-            await begin(wanted - 1)
-        while True:
-            if not (live := [path for path in paths if not path.over]):
-                if len(paths) == task.samples:
-                    break
-                await begin(task.samples - len(paths))
-                continue
-            await gather(*(path.draw() for path in live))
-            chosen = list[tuple[Path, int]]()
-            for path in live:
-                now = entropy_of(path)
-                change = now - at_first.setdefault(path.number, now)
-                for place in range(branches - 1 if path.turn > begins.get(path.number, 0) else 0):
-                    drawn = float(tools.random(f"fork {path.number}/{path.turn}/{place}").random())
-                    if len(paths) + len(chosen) < task.samples and forks(change, drawn, level):
-                        number = len(paths) + len(chosen)
-                        at_first[number], begins[number] = at_first[path.number], path.turn
-                        chosen.append((path, number))
-            made = await gather(*(forked(path, number) for path, number in chosen))
-            await gather(*(path.hear() for path in live))
-            level = level + 1 if chosen else 0
-            paths += made
-        await gather(*(path.close() for path in paths))
-        return paths
-
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
-        found = [path.one for path in await grown(tools, task, settings)]
-        rows = await graded(tools, found, settings.turn_rewards)
-        return shared_nodes([row for of_one in rows for row in of_one])
-
-    def around(inner: Rollout) -> Rollout:
-        least = max(inner.demands.min_samples, (initial or 1) + 1)
-        what = "the episodes of agents fork after observations"
-        return with_episodes(inner, play, what, "forking", {"node"}, min_samples=least)
-
-    return replace(group(), wrap=around)
+    wanted = min(initial or 1, task.samples)
+    await begin(wanted)
+    if initial is None:
+        of_turns = list[float]()
+        while not paths[0].over:
+            await paths[0].draw()
+            of_turns.append(entropy_of(paths[0]))
+            await paths[0].hear()
+        if of_turns:
+            wanted = whole_paths(task.samples, of_turns[0], float(np.mean(of_turns)), beta)
+        await begin(wanted - 1)
+    while True:
+        if not (live := [path for path in paths if not path.over]):
+            if len(paths) == task.samples:
+                break
+            await begin(task.samples - len(paths))
+            continue
+        await gather(*(path.draw() for path in live))
+        chosen = list[tuple[Path, int]]()
+        for path in live:
+            now = entropy_of(path)
+            change = now - at_first.setdefault(path.number, now)
+            for place in range(branches - 1 if path.turn > begins.get(path.number, 0) else 0):
+                drawn = float(tools.random(f"fork {path.number}/{path.turn}/{place}").random())
+                if len(paths) + len(chosen) < task.samples and forks(change, drawn, level):
+                    number = len(paths) + len(chosen)
+                    at_first[number], begins[number] = at_first[path.number], path.turn
+                    chosen.append((path, number))
+        made = await gather(*(forked(path, number) for path, number in chosen))
+        await gather(*(path.hear() for path in live))
+        level = level + 1 if chosen else 0
+        paths += made
+    await gather(*(path.close() for path in paths))
+    found = [path.one for path in paths]
+    rows = await graded(tools, found, settings.turn_rewards)
+    return shared_nodes([row for of_one in rows for row in of_one])
 
 
 async def forked(path: Path, number: int) -> Path:
@@ -177,3 +174,109 @@ def shared_nodes(rows: Sequence[Episode]) -> list[Episode]:
             out[i] = one.with_info(node=nodes)
         first = highest
     return out
+
+
+@dataclass
+class Node:
+    """A state of the environment: that of an episode before one of its replies, or after its last."""
+
+    path: Path | None = None  # an episode through it; None for the root before the first one
+    turn: int = 0  # replies before it
+    parent: Node | None = None
+    children: list[Node] = field(default_factory=list)  # states after replies that were tried here, in order
+    visits: int = 0
+    total: float = 0.0  # the values of the episodes through it, added up
+    ended: bool = False
+
+    def open(self, width: int) -> bool:
+        """Whether another reply can be tried here or below."""
+        return not self.ended and (len(self.children) < width or any(one.open(width) for one in self.children))
+
+
+class Searched(NamedTuple):
+    """A finished episode of the tree."""
+
+    path: Path
+    end: Episode  # its last row, scored by the run's reward functions
+    value: float  # its score and the rewards of its turns; NaN: not scored
+
+
+async def scored_paths(paths: Sequence[Path]) -> list[Searched]:
+    """Episodes of one task that are over, with their ends, scored together."""
+    settings = paths[0].settings
+    ends = await ends_of(paths[0].tools, [path.one for path in paths], settings.turn_rewards)
+    of_turns = [sum(path.one.rewards) if settings.turn_rewards else 0.0 for path in paths]
+    return [Searched(path, end, end.score + more) for path, end, more in zip(paths, ends, of_turns, strict=True)]
+
+
+def upper_bound(node: Node, exploration: float) -> float:
+    """The mean value of a child and exploration sqrt(ln n / n_child), n the visits of its parent (UCB1).
+
+    >>> parent = Node(visits=4)
+    >>> round(upper_bound(Node(parent=parent, visits=2, total=1.0), 1.0), 6)
+    1.332555
+    """
+    assert node.parent is not None
+    return node.total / node.visits + exploration * math.sqrt(math.log(node.parent.visits) / node.visits)
+
+
+def chosen(root: Node, width: int, exploration: float) -> Node | None:
+    """Where the next episode leaves the tree; None where no state is open.
+
+    From the root on to the open child with the largest `upper_bound`, the first of equal ones, until a state has been
+    left by fewer than `width` replies.
+    """
+    if not root.open(width):
+        return None
+    node = root
+    while len(node.children) >= width:
+        node = max((one for one in node.children if one.open(width)), key=lambda one: upper_bound(one, exploration))
+    return node
+
+
+def grow(node: Node, path: Path, value: float) -> None:
+    """Add the states of an episode after it left the tree at a node, and count it in all states that it went through.
+
+    value: NaN counts as 0.
+    """
+    for turn in range(node.turn + 1, len(path.past) + 1):
+        node.children.append(Node(path, turn, node, ended=turn == len(path.past)))
+        node = node.children[-1]
+    above: Node | None = node
+    while above is not None:
+        above.path = path if above.path is None else above.path
+        above.visits += 1
+        above.total += 0.0 if math.isnan(value) else value
+        above = above.parent
+
+
+async def searched(
+    tools: Tools, task: Task, settings: AgentSettings, episodes: int, width: int, exploration: float
+) -> tuple[list[Searched], Node]:
+    """So many episodes of a task as a tree, in the order of their sample numbers, and its root.
+
+    The first `width` begin at the beginning. Each of the others leaves the tree at the `chosen` state, with a reply of
+    its own and a copy of the environment, and is played to its end, whose states all become part of the tree. Where no
+    state is open, or there can be no copy, it is an episode of its own from the beginning on.
+    """
+    root, found = Node(), list[Searched]()
+
+    def add(node: Node, one: Searched) -> None:
+        found.append(one)
+        if one.path.past:  # else its environment could not begin
+            grow(node, one.path, one.value)
+
+    async def fresh(number: int) -> Searched:
+        return (await scored_paths([await converse(tools, task, number, settings)]))[0]
+
+    for one in await gather(*map(fresh, range(min(width, episodes)))):
+        add(root, one)
+    for number in range(min(width, episodes), episodes):
+        node = chosen(root, width, exploration)
+        path = None if node is None or node.path is None or not node.turn else node.path.before(node.turn, number)
+        if node is None or path is None or not await path.has_copy():
+            add(root, await fresh(number))
+            continue
+        path.one.info = {}  # which counts what happens in its own turns
+        add(node, *await scored_paths([await played(path)]))
+    return found, root

@@ -1,13 +1,10 @@
 """Messages of a conversation, and what they say."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.data.chat.encode import is_conversation
+from jaxrl_llm.data.chat.encode import from_json, is_conversation
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rollouts.program_host import FAILED
 from jaxrl_llm.utils.errors import InputError, shown
@@ -52,16 +49,8 @@ def alike(one: Sequence[Message], other: Sequence[Message]) -> bool:
 
 def _essence(message: Message) -> tuple[str, str, list[tuple[str, Any]]]:
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    read = [(str(call.get("name")), _read(call.get("arguments"))) for call in calls]
+    read = [(str(call.get("name")), from_json(call.get("arguments"))) for call in calls]
     return str(message["role"]), text_of(message.get("content")).strip(), read
-
-
-def _read(arguments: Any) -> Any:
-    """The arguments of a call, which may be JSON."""
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
 
 
 def guided(messages: Sequence[Message], text: str) -> list[Message]:

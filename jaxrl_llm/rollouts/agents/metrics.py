@@ -1,7 +1,5 @@
 """What a step's episodes with environments did, in numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np
@@ -41,11 +39,7 @@ def agent_metrics(groups: Iterable[Iterable[Episode]]) -> dict[str, float]:
 
 
 def last_rows(batch: Trajectories) -> np.ndarray:
-    """bool[N]: the last row of each episode; an episode's rows follow each other."""
-    first_turn = np.asarray((batch.info or {}).get("first_turn", np.zeros(len(batch.group))))
-    return ~np.append(first_turn[1:] > 0, False)
-
-
-def first_players(batch: Trajectories) -> np.ndarray:
-    """bool[N]: rows of the first player of each game; of all rows where one plays."""
-    return np.asarray((batch.info or {}).get("part", np.zeros(len(batch.group)))) == 0
+    """bool[N]: the last row of each episode, of a game of its first player's; an episode's rows follow each other."""
+    info, zeros = batch.info or {}, np.zeros(len(batch.group))
+    last = ~np.append(np.asarray(info.get("first_turn", zeros))[1:] > 0, False)
+    return last & (np.asarray(info.get("part", zeros)) == 0)

@@ -18,7 +18,7 @@ from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
 from jaxrl_llm.rollouts.agents.branches import Node, go_on
 from jaxrl_llm.rollouts.agents.compaction import Limits
-from jaxrl_llm.rollouts.agents.conversation import Conversation, states_of
+from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.environment_calls import (
     EnvironmentFailed,
     answer,
@@ -133,7 +133,10 @@ class Path:
                 "choose another method, or let the agent make its calls one after the other"
             )
         self.past.append(replace(self, seats=[one.copy() for one in self.seats], past=[]))
-        self.one.states += states_of(self.seen)
+        self.one.states += [
+            repr([dict(message) for message in messages]) if self.seen.state is None else self.seen.state
+            for messages in self.seen.conversations
+        ]
         replies = [self.one.take(self.chat, row, begin, place - len(rows)) for place, row in enumerate(rows)]
         self.reply = replies if self.seen.also else replies[0]
 

@@ -1,7 +1,5 @@
 """Replies that say a plan: whether to switch to a new subgoal, the subgoal, and the action, each between tags."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

@@ -5,17 +5,15 @@ What the policy samples is kept as token ids. What the environment says is rende
 begins with what goes on as its prompt; both rows are trained on with the episode's reward.
 """
 
-from __future__ import annotations
-
 import math
 from asyncio import gather
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
-from typing import Annotated, Any
+from typing import Annotated, Any, Concatenate, ParamSpec
 
-from jaxrl_llm.core.arguments.ranges import Count, Range, check_number
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, Range
+from jaxrl_llm.core.parts import part, settings_first
 from jaxrl_llm.core.rollout import AHEAD, OBSERVATION, Demands, Program, Rollout, Task
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
@@ -28,9 +26,10 @@ from jaxrl_llm.rollouts.agents.metrics import CALLS
 from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group, scored_where
+from jaxrl_llm.rollouts.programs import altered, group, marked, scored_where
 from jaxrl_llm.utils.errors import InputError
 
+Given = ParamSpec("Given")
 Play = Callable[[Tools, Task, AgentSettings], Awaitable[Sequence[Episode]]]
 """The program of a group of agents whose episodes are made as the settings say."""
 
@@ -119,12 +118,13 @@ def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHE
 
 
 def with_episodes(
-    agents: Rollout, play: Play, what: str, name: str, provides: Iterable[str] = (), **demands: Any
+    agents: Rollout, play: Play, what: str, name: str, provides: Iterable[str] = (), whole: str = "", **demands: Any
 ) -> Rollout:
     """A rollout of agents whose groups are what `play` makes of them.
 
     what: it does to them, which begins the InputError for a rollout without agents of one player. name: appended to
-    that of the rollout. provides: beside what it does. demands: the fields of its `Demands` that differ.
+    that of the rollout. provides: beside what it does. whole: of episodes that must not be compacted, the InputError
+    for those that may be. demands: the fields of its `Demands` that differ.
     """
     settings = agents.agent
     if settings is None or settings.players > 1:
@@ -132,17 +132,44 @@ def with_episodes(
             f"{what}, but the rollout {agents.name} has none of one player: give --environment MODULE:NAME, "
             "--tools, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
         )
+    if whole and settings.limits.compact is not None:
+        raise InputError(whole)
 
-    async def program(tools: Tools, task: Task) -> Sequence[Episode]:
-        return await play(tools, task, settings)
+    return altered(agents, lambda tools, task: play(tools, task, settings), name, provides, **demands)
 
-    return replace(
-        agents,
-        program=program,
-        name=f"{agents.name}, {name}",
-        provides=agents.provides | {*provides},
-        demands=replace(agents.demands, **demands),
-    )
+
+def agents_part(
+    what: str,
+    name: str,
+    marks: Iterable[str] = (),
+    *,
+    provides: Iterable[str] = (),
+    whole: str = "",
+    least: Callable[..., int] = lambda **_: 1,
+    rows: Callable[..., int] = lambda inner, samples, **_: inner.rows(samples),
+) -> Callable[
+    [Callable[Concatenate[Tools, Task, AgentSettings, Given], Awaitable[Sequence[Episode]]]], Callable[Given, Rollout]
+]:
+    """Decorate an async function of tools, a task, settings of agents and settings of its own: given the latter, it is
+    a rollout that goes around the run's agents by `with_episodes`, and is a group alone.
+
+    name: may hold own settings in braces. marks: beside provides, numbers that the episodes of a group alone have as 0.
+    least, rows: of the own settings as keyword arguments, the fewest samples of a group; and of the agents, a number of
+    samples and these, the most rows of a group.
+    """
+
+    def made(play: Any) -> Rollout:
+        def around(inner: Rollout) -> Rollout:
+            return with_episodes(
+                inner, play, what, name.format(**play.settings), {*provides, *marks}, whole,
+                min_samples=max(inner.demands.min_samples, least(**play.settings)),
+                max_episodes=lambda samples: rows(inner, samples, **play.settings),
+            )  # fmt: skip
+
+        alone = marked(group(), **dict.fromkeys(marks, 0.0)) if marks else group()
+        return replace(alone, wrap=around)
+
+    return lambda function: settings_first(function, 3, made, Rollout)
 
 
 async def graded(
@@ -179,10 +206,7 @@ def semi_online(column: str = "steps", patches: Annotated[int, Range(least=-1)] 
     `environment`, is the share of the steps that matched.
     """
 
-    def make(row: Mapping[str, Any]) -> RecordedSteps:
-        return RecordedSteps(row, column, patches)
-
-    rollout = agent(make, turns, turn_rewards=True, fresh=True)
+    rollout = agent(lambda row: RecordedSteps(row, column, patches), turns, turn_rewards=True, fresh=True)
     return replace(rollout, name=f"semi_online({column})", columns=(column,))
 
 
@@ -208,8 +232,8 @@ def joined(states: Iterable[str], least: float) -> dict[str, str]:
     return found
 
 
-@part
-def similar_states(least: float = 0.95) -> Rollout:
+@agents_part("the states of agents can be similar", "similar_states({least:g})")
+async def similar_states(tools: Tools, task: Task, settings: AgentSettings, least: Fraction = 0.95) -> list[Episode]:
     """The episodes of the run's agents, where states of a group with similar texts are one (GiGPO, 2505.10978).
 
     Methods that compare turns in equal states (`state_key`) compare those in similar ones then. A state joins the first
@@ -219,15 +243,9 @@ def similar_states(least: float = 0.95) -> Rollout:
     It goes around the run's agents, and is a group alone. InputError around another rollout, and for a ratio out of
     range.
     """
-    check_number("least", least, least=0, most=1)
-
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
-        paths = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
-        found = [path.one for path in paths]
-        first = joined((state for one in found for state in one.states), least)
-        for one in found:
-            one.states = [first[state] for state in one.states]
-        return [row for of_one in await graded(tools, found, settings.turn_rewards) for row in of_one]
-
-    name = f"similar_states({least:g})"
-    return replace(group(), wrap=lambda inner: with_episodes(inner, play, "the states of agents can be similar", name))
+    paths = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
+    found = [path.one for path in paths]
+    first = joined((state for one in found for state in one.states), least)
+    for one in found:
+        one.states = [first[state] for state in one.states]
+    return [row for of_one in await graded(tools, found, settings.turn_rewards) for row in of_one]

@@ -1,7 +1,5 @@
 """Games of several players, in which the policy is each of them, or plays against earlier ones."""
 
-from __future__ import annotations
-
 from asyncio import gather
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +20,7 @@ from jaxrl_llm.rollouts.agents.path import AgentSettings, begun, played
 from jaxrl_llm.rollouts.agents.program import graded, of_agents, plays
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import altered, group
 from jaxrl_llm.utils.errors import InputError, shown
 
 
@@ -99,10 +97,7 @@ def league_play(rollout: Rollout, league: League | None = None, first_seat: int 
         rows = await graded(tools, found, settings.turn_rewards)
         return [row.with_info(**{MEMBER: float(member)}) for of_one in rows for row in of_one]
 
-    return replace(
-        rollout, program=program, name=f"{rollout.name}, league", provides=rollout.provides | {MEMBER}, agent=None,
-        demands=replace(rollout.demands, league=own),
-    )  # fmt: skip
+    return replace(altered(rollout, program, "league", {MEMBER}, league=own), agent=None)
 
 
 @part

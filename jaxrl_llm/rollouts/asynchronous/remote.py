@@ -4,8 +4,6 @@ They dial the learner and answer its calls (`session`). Groups that are complete
 sampler is gone, another that dials has its groups that were not complete, and goes on from what is known of them.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -135,7 +133,6 @@ class RemoteSamplers:
         return [one for one in self._remotes if one.peer is not None and not one.peer.gone]
 
     def _wait_for_all(self) -> None:
-        """Begin with as many programs as there are to be."""
         found, told = list[Connection](), False
         with interruptible() as interrupted:
             while len(found) < self.count:

@@ -4,8 +4,6 @@ The order says before which turns weights and groups came in, how many, and what
 run computes depends on nothing else, so that a run which repeats the order of another is the same bit by bit.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ the release of answers from outside. Programs see nothing of it. Given the turns
 is sampled is determined.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

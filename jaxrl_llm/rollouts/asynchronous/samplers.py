@@ -1,7 +1,5 @@
 """The samplers of a host: what a learner asks of them and gives them, and the one in a thread of this process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol

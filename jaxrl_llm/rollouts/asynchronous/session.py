@@ -1,7 +1,5 @@
 """What a sampler in a program of its own does for a learner: it answers the calls of `remote.RemoteSamplers`."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ the batch of a step, the weights of that step go to the sampler with the groups 
 batch is of groups that are complete by then.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time
@@ -50,10 +48,9 @@ from jaxrl_llm.rollouts.runtime.admission import Collected
 from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
 from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
-from jaxrl_llm.rollouts.runtime.resampling import Resampling
 from jaxrl_llm.rollouts.runtime.source import continued, experience, score
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState
-from jaxrl_llm.rollouts.runtime.sources import rollout_metrics
+from jaxrl_llm.rollouts.runtime.sources import Resampling, rollout_metrics
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import interruptible
@@ -178,7 +175,6 @@ class _Beside:
         return [max(wanted - count, 0) for count in self.in_flight]
 
     def _enter(self, given: Given | None, flight: Flight) -> None:
-        """Let weights (None: those there are) and groups come in."""
         assert self.samplers is not None
         self.entries += 1
         until: list[int | None] = [None] * self.samplers.count

@@ -1,7 +1,5 @@
 """Prompts that show candidate answers to a hard problem, a teacher's and the policy's own wrong ones."""
 
-from __future__ import annotations
-
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +10,11 @@ from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rewards.workers.loading import load_function
-from jaxrl_llm.rollouts.auxiliary_prompts import Question, also_ask, problem_text, second_prompt
+from jaxrl_llm.rollouts.auxiliary_prompts import Question, also_ask, final_answer, problem_text, second_prompt
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given, sampled_ids
 from jaxrl_llm.rollouts.guidance.prefixes import responses_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.recycled import final_answer
 
 CONTRASTED, WRONG_ONES = 1, 2  # parts of the program: what prompts show
 
@@ -94,7 +91,6 @@ def with_candidates(
         return list(await gather(*(one(number, text) for number, text in enumerate(texts))))
 
     async def taught(tools: Tools, task: Task, random: np.random.Generator) -> list[str]:
-        """Right responses of the teacher among those drawn."""
         known = responses_of(tools, task, column)
         order = random.permutation(len(known))[:teachers]
         blank = Episode(task.prompt, task.prompt_id)

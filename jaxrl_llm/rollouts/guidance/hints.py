@@ -1,20 +1,19 @@
 """Where hints come from: a column of the data set, the beginning of a known solution, or the policy itself."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
+Few = Annotated[int, Range(least=1, most=64)]
 Write = Callable[[Tools, Task, int], Awaitable[Sequence[str]]]
 
 HINT = "\n\nHint: {}"
@@ -107,9 +106,8 @@ def from_column(column: str = "hint", text: str = HINT) -> Hints:
 
 
 @part
-def beginnings(column: str = "solution", stages: int = 3, text: str = BEGINNING) -> Hints:
+def beginnings(column: str = "solution", stages: Few = 3, text: str = BEGINNING) -> Hints:
     """The first 1/(stages + 1), 2/(stages + 1) ... of the characters of a known solution, rounded to whole ones."""
-    check_number("stages", stages, least=1, most=64, whole=True)
 
     async def write(tools: Tools, task: Task, number: int) -> Sequence[str]:
         solution = task.row.get(column)
@@ -124,15 +122,13 @@ def beginnings(column: str = "solution", stages: int = 3, text: str = BEGINNING)
 
 @part
 def own_levels(
-    column: str = "solution", levels: int = 3, tries: int = 3, template: str = LEVELS, text: str = HINT
+    column: str = "solution", levels: Few = 3, tries: Few = 3, template: str = LEVELS, text: str = HINT
 ) -> Hints:
     """Hints of several levels that the current policy writes, all in one answer, from the solution in a column.
 
     template: the prompt, with {problem}, {solution} and {levels}. The answer must contain a JSON list of `levels`
     texts; else the policy is asked again, `tries` times in all, then there is no hint. Answers are not trained on.
     """
-    check_number("levels", levels, least=1, most=64, whole=True)
-    check_number("tries", tries, least=1, most=64, whole=True)
 
     async def write(tools: Tools, task: Task, number: int) -> Sequence[str]:
         solution = task.row.get(column)
@@ -149,9 +145,7 @@ def own_levels(
 
 
 @part
-def own_hint(
-    column: str = "answer", explain: str = EXPLAIN, template: str = ABSTRACT, text: str = HINT
-) -> Hints:  # fmt: skip
+def own_hint(column: str = "answer", explain: str = EXPLAIN, template: str = ABSTRACT, text: str = HINT) -> Hints:
     """One abstract hint that the current policy writes from the answer in a column, after it has explained the answer.
 
     explain, template: the two prompts, with {problem} and {solution}, the second with {explanation}. There is no hint

@@ -4,8 +4,6 @@ Given tokens are conditioned on and masked out of the loss, unless the rollout s
 response: they count towards the limit of its tokens, and reward functions read them.
 """
 
-from __future__ import annotations
-
 import math
 from asyncio import gather
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, check_number
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rewards.workers.loading import load_function
@@ -23,7 +21,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given, known_scores
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import repair
-from jaxrl_llm.rollouts.programs import scored_whole
+from jaxrl_llm.rollouts.programs import program_part, scored_whole
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 REFERENCE = "reference"  # as a guide
@@ -74,20 +72,15 @@ def random_prefixes(tools: Tools, task: Task, column: str, share: float, name: s
     return [ids[: reset_lengths(random, 1, len(ids), share)[0]] for ids in chosen]
 
 
-@part
-def reset_to_data(column: str = "response", share: float = 1.0) -> Rollout:
+@program_part("reset_to_data({column}, {share:g})", columns=["{column}"])
+async def reset_to_data(tools: Tools, task: Task, column: str = "response", share: Fraction = 1.0) -> list[Episode]:
     """Samples that begin with the first tokens of the data set's response, as many as `reset_lengths` draws for each.
 
     column: a text, or a list of texts of which each sample draws one. Of a response, at most the task's limit of tokens
     counts. Rows without a response are sampled from the prompt. With `share` 0 this is `group`, scored group by group.
     The metrics rollout/prefix and rollout/prefixed are the mean number of given tokens and the share of rows with some.
     """
-    check_number("share", share, least=0, most=1)
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        return await continued(tools, task, random_prefixes(tools, task, column, share, "reset"))
-
-    return Rollout(program, f"reset_to_data({column}, {share:g})", columns=(column,))
+    return await continued(tools, task, random_prefixes(tools, task, column, share, "reset"))
 
 
 def prefix_length(random: np.random.Generator, length: int, limit: int, low: float, high: float) -> int:
@@ -143,7 +136,7 @@ def hint_ratio(failure: float, low: float = 0.1, high: float = 0.9, noise: float
 
 @part
 def hinted_by_failures(
-    column: str = "solution", hinted: int = 4, low: Fraction = 0.1, high: Fraction = 0.9, noise: NonNegative = 0.0
+    column: str = "solution", hinted: Count = 4, low: Fraction = 0.1, high: Fraction = 0.9, noise: NonNegative = 0.0
 ) -> Rollout:  # fmt: skip
     """A group of plain samples, and `hinted` more that begin with a part of a known solution, longer the more fail.
 
@@ -156,7 +149,6 @@ def hinted_by_failures(
     Hints are trained on: they are actions, with the `behaviour_logp` 0. Provides info["hint_tokens"], how many a row
     begins with; info["guided"] is 1 for rows with some, and info["unhinted"] in a group that failed without a solution.
     """
-    check_number("hinted", hinted, least=1, whole=True)
     if low > high:
         raise InputError(f"hints are of {low:g} to {high:g} of a solution: give low, then high")
 
@@ -194,7 +186,8 @@ def guide_begins(often: float, seed: int, step: int) -> bool:
 @part
 def two_policies(
     begins: Literal["guide", "learner", "learner_first", "either"] = "guide", column: str = "guide",
-    guide: str | None = None, share: float = 0.8, steps: int = 20, often: float = 0.8, seed: int = 0,
+    guide: str | None = None, share: Fraction = 0.8, steps: NonNegativeInt = 20, often: Fraction = 0.8,
+    seed: NonNegativeInt = 0,
 ) -> Rollout:  # fmt: skip
     """Responses of which one policy writes the first h tokens, and the other the rest.
 
@@ -211,10 +204,6 @@ def two_policies(
     for a learner that begins without a guide, and for a guide that cannot be loaded.
     """
     require_choice("begins", begins, ("guide", "learner", "learner_first", "either"))
-    check_number("share", share, least=0, most=1)
-    check_number("often", often, least=0, most=1)
-    check_number("seed", seed, least=0, whole=True)
-    check_number("steps", steps, least=0, whole=True)
     if begins != "guide" and guide is None:
         raise InputError(
             f"begins is {begins!r}, whose responses a guide completes: give guide, FILE.py:FUNCTION or reference"
@@ -223,7 +212,6 @@ def two_policies(
     function = None if guide is None or own_guide else load_function(guide, "the guide").function
 
     async def completed(tools: Tools, task: Task, number: int, place: float, is_long: bool) -> Episode:
-        """A response that the learner begins."""
         own = await tools.sample(task.prompt, number=number)
         h = 1 + int(place * (own.size - 1)) if is_long and own.size >= 2 else 0
         begun = own.first(h)

@@ -1,32 +1,34 @@
 """Programs with several prompts for one group: examples, budgets, and answers of teachers."""
 
-from __future__ import annotations
-
 from asyncio import gather
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count, check_number
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked, none_succeed, repair
-from jaxrl_llm.rollouts.programs import scored_samples
+from jaxrl_llm.rollouts.programs import program_part, scored_samples
 from jaxrl_llm.utils.errors import InputError
 
 BUDGET = "<think> I will answer the question with {} tokens"
 
 
-@part
-def in_context(
-    column: str = "examples", samples: Count = 1, keep: Succeeds | None = None, text: str = "{}\n\n"
-) -> Rollout:
+@program_part("in_context({column})", {"guided"}, ["{column}"], lambda samples, **_: Demands(min_samples=samples + 1))
+async def in_context(
+    tools: Tools,
+    task: Task,
+    column: str = "examples",
+    samples: Count = 1,
+    keep: Succeeds | None = None,
+    text: str = "{}\n\n",
+) -> list[Episode]:
     """Sample some of a group with a worked example in the prompt, and train on these too under the plain prompt.
 
     column: of the data set; a text, or a list of texts of which each sample gets a random one. samples: how many of a
@@ -36,33 +38,27 @@ def in_context(
     Provides info["guided"], 1 for samples with an example, and info["off_prompt"] (`Episode.trained_under`).
     info["unhinted"]: 1 in a group whose row has no example, which is sampled without.
     """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        G, examples = task.samples, texts_of(task.row.get(column), column)
-        if samples >= G:
-            raise InputError(f"{samples} of {G} samples are to have an example: raise group_size")
-        count = samples if examples else 0
-        random = np.random.default_rng([tools.first_step, task.prompt_id])
-        prompts = [
-            tools.prompt_with(text.format(examples[i]), first=True)
-            for i in (random.integers(len(examples), size=count) if examples else ())
-        ]
-        plain = [tools.sample(task.prompt, number=i) for i in range(G - count)]
-        helped = [tools.sample(prompt, number=G - count + i) for i, prompt in enumerate(prompts)]
-        found = await tools.score(await gather(*plain, *helped))
-        own, others = found[: G - count], [episode.with_info(guided=1.0) for episode in found[G - count :]]
-        if keep is not None:
-            others = [episode for episode in others if keep(episode)]
-        own += await scored_samples(tools, task.prompt, range(G, 2 * G - len(own) - len(others)))
-        return marked([e.trained_under(task.prompt) for e in (*own, *others)], not examples)
-
-    return Rollout(
-        program, f"in_context({column})", frozenset({"guided"}), (column,), demands=Demands(min_samples=samples + 1)
-    )
+    G, examples = task.samples, texts_of(task.row.get(column), column)
+    if samples >= G:
+        raise InputError(f"{samples} of {G} samples are to have an example: raise group_size")
+    count = samples if examples else 0
+    random = np.random.default_rng([tools.first_step, task.prompt_id])
+    prompts = [
+        tools.prompt_with(text.format(examples[i]), first=True)
+        for i in (random.integers(len(examples), size=count) if examples else ())
+    ]
+    plain = [tools.sample(task.prompt, number=i) for i in range(G - count)]
+    helped = [tools.sample(prompt, number=G - count + i) for i, prompt in enumerate(prompts)]
+    found = await tools.score(await gather(*plain, *helped))
+    own, others = found[: G - count], [episode.with_info(guided=1.0) for episode in found[G - count :]]
+    if keep is not None:
+        others = [episode for episode in others if keep(episode)]
+    own += await scored_samples(tools, task.prompt, range(G, 2 * G - len(own) - len(others)))
+    return marked([e.trained_under(task.prompt) for e in (*own, *others)], not examples)
 
 
 @part
-def with_budgets(*budgets: int, text: str = BUDGET) -> Rollout:
+def with_budgets(*budgets: Count, text: str = BUDGET) -> Rollout:
     """Samples of one prompt that are told different budgets of tokens, in equal shares in this order.
 
     text: what follows the prompt, with {} for the budget; the policy goes on from it, and is trained on with it.
@@ -71,8 +67,6 @@ def with_budgets(*budgets: int, text: str = BUDGET) -> Rollout:
     """
     if not budgets:
         raise InputError("with_budgets takes the budgets of tokens, but found none")
-    for budget in budgets:
-        check_number("a budget", budget, least=1, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G, k = task.samples, len(budgets)
@@ -104,7 +98,11 @@ def taught(
     """
 
     async def teach(tools: Tools, task: Task, found: list[Episode]) -> list[Episode] | None:
-        texts = by_quality(task.row.get(column), column)[:most]
+        value = task.row.get(column)
+        if isinstance(value, list | tuple) and all(isinstance(one, Mapping) for one in value):
+            ordered = sorted(value, key=lambda one: -float(one.get("quality", 0.0)))
+            value = [one.get("text", "") for one in ordered]
+        texts = texts_of(value, column)[:most]
         made = [one_taught(tools, task, text, str(task.row.get(answer, "")), i) for i, text in enumerate(texts)]
         fitting = [episode for episode in made if episode.size <= task.limit]
         if not fitting:
@@ -131,11 +129,3 @@ def one_taught(tools: Tools, task: Task, text: str, answer: str, number: int) ->
     actions = given([*chain.from_iterable(ids), *([] if stop is None else [int(stop)])], tools.first_step)
     episode = Episode(tuple(task.prompt), task.prompt_id, task.samples + number) + actions._replace(sampled=True)
     return episode.with_info(guided=1.0, off_prompt=1.0, reference_span=span)
-
-
-def by_quality(value: Any, column: str) -> list[str]:
-    """The texts of a list of texts or of {"text", "quality"}, the highest quality first."""
-    if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
-        return texts_of(value, column)
-    ordered: Sequence[Mapping[str, Any]] = sorted(value, key=lambda one: -float(one.get("quality", 0.0)))
-    return texts_of([one.get("text", "") for one in ordered], column)

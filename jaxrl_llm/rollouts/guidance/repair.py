@@ -1,7 +1,5 @@
 """Programs that try groups again that teach nothing: with hints, or with a prompt that the policy rewrites."""
 
-from __future__ import annotations
-
 import re
 from asyncio import gather
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,10 +14,9 @@ from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import Hints, from_column, problem_of
-from jaxrl_llm.rollouts.programs import scored_samples
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.rollouts.programs import program_part, scored_samples
+from jaxrl_llm.utils.errors import InputError
 
-REWRITES = ("both", "hard_only", "medium_only")
 SIMPLER = """Rewrite the problem below so that it is easier to solve: use simple words, and state every condition that
 has to hold. The task must stay the same, its answer must still be {solution}, and the text must not reveal the answer.
 Write the new problem between two lines of three backticks.
@@ -74,8 +71,10 @@ def all_succeed(succeeds: Succeeds) -> When:
     return lambda found: all(map(succeeds, found))
 
 
-@part
-def repair(*cases: tuple[When, Fix], start: NonNegativeInt = 0, **info: float | Sequence[float]) -> Rollout:
+@program_part("repair", {"guided"})
+async def repair(
+    tools: Tools, task: Task, *cases: tuple[When, Fix], start: NonNegativeInt = 0, **info: float | Sequence[float]
+) -> list[Episode]:
     """A group of samples, which is fixed as the first of the cases says whose condition holds of it, if any does.
 
     cases: a condition of the scored group, and its fix, an async function (tools, task, group) that returns the group
@@ -85,16 +84,12 @@ def repair(*cases: tuple[When, Fix], start: NonNegativeInt = 0, **info: float | 
 
     Provides info["guided"], 1 for episodes to which a fix gave it; info["unhinted"] is 1 where nothing helped.
     """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        found = await scored_samples(tools, task.prompt, range(task.samples))
-        fix = next((fix for when, fix in cases if when(found)), None)
-        if fix is None or tools.first_step < start:
-            return marked(found, False, **info)
-        fixed = await fix(tools, task, found)
-        return marked(found if fixed is None else fixed, fixed is None, **info)
-
-    return Rollout(program, "repair", frozenset({"guided"}))
+    found = await scored_samples(tools, task.prompt, range(task.samples))
+    fix = next((fix for when, fix in cases if when(found)), None)
+    if fix is None or tools.first_step < start:
+        return marked(found, False, **info)
+    fixed = await fix(tools, task, found)
+    return marked(found if fixed is None else fixed, fixed is None, **info)
 
 
 @part
@@ -164,6 +159,7 @@ def rescued(hints: Hints, succeeds: Succeeds, start: NonNegativeInt = 0) -> Roll
     replaces the first sample of the group, and is trained on under the prompt with the hint. Without a success the
     group stays as it is. start: as in `retried`, and so is what it provides.
     """
+
     expect("rescued's hints", hints, Hints)
 
     async def rescue(tools: Tools, task: Task, found: list[Episode]) -> list[Episode] | None:
@@ -179,8 +175,13 @@ def rescued(hints: Hints, succeeds: Succeeds, start: NonNegativeInt = 0) -> Roll
     return replace(rollout, name=f"rescued({hints.name})", columns=hints.columns)
 
 
-@part
-def rewritten(
+@program_part(
+    "rewritten({which})", {"rewritten", "hard"}, ["{column}"],
+    Demands(variable_size=True, max_episodes=lambda G: 2 * G),
+)  # fmt: skip
+async def rewritten(
+    tools: Tools,
+    task: Task,
     succeeds: Succeeds,
     hard: Fraction = 0.3,
     medium: Fraction = 0.7,
@@ -190,7 +191,7 @@ def rewritten(
     simpler: str = SIMPLER,
     reworded: str = REWORDED,
     harder: str = "",
-) -> Rollout:
+) -> list[Episode]:
     """Sample, beside a prompt that is not easy, a prompt that the policy writes in its place.
 
     With a share of successes of at most `hard` the policy is asked for a simpler version of the problem, with one of at
@@ -204,33 +205,27 @@ def rewritten(
     Provides info["rewritten"], 1 for samples of the new prompt, a group of their own, and info["hard"], 1 for samples
     of both where the share of successes was at most `hard`. info["unhinted"]: 1 where no new problem could be read.
     """
-    require_choice("which", which, REWRITES)
+    G = task.samples
+    old = await scored_samples(tools, task.prompt, range(G))
+    share = sum(map(succeeds, old)) / G
+    is_hard, solved = share <= hard, bool(harder) and share == 1
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        G = task.samples
-        old = await scored_samples(tools, task.prompt, range(G))
-        share = sum(map(succeeds, old)) / G
-        is_hard, solved = share <= hard, bool(harder) and share == 1
+    def told(episodes: Sequence[Episode], rewritten: float = 0.0, unhinted: float = 0.0) -> list[Episode]:
+        known = {"rewritten": rewritten, "hard": float(is_hard), "unhinted": unhinted}
+        return [episode.with_info(**known) for episode in episodes]
 
-        def told(episodes: Sequence[Episode], rewritten: float = 0.0, unhinted: float = 0.0) -> list[Episode]:
-            known = {"rewritten": rewritten, "hard": float(is_hard), "unhinted": unhinted}
-            return [episode.with_info(**known) for episode in episodes]
-
-        if not solved and (share > medium or which == ("medium_only" if is_hard else "hard_only")):
-            return told(old)
-        said, solution = problem_of(task.row), str(task.row.get(column, ""))
-        asked = (harder if solved else simpler if is_hard else reworded).format(problem=said, solution=solution)
-        answer = await tools.sample(tools.prompt(asked), number=G, limit=limit)
-        text = fenced(tools.decode(answer.last))
-        if not text or (solution and states(text, solution) and not states(said, solution)):
-            return told(old, unhinted=1.0)
-        new = await scored_samples(tools, tools.prompt(text), range(G + 1, 2 * G + 1))
-        groups = [told(old), told(new, rewritten=1.0)]
-        kept = [episode for some in groups if 0 < sum(map(succeeds, some)) < G for episode in some]
-        return kept or groups[0]
-
-    demands = Demands(variable_size=True, max_episodes=lambda G: 2 * G)
-    return Rollout(program, f"rewritten({which})", frozenset({"rewritten", "hard"}), (column,), demands)
+    if not solved and (share > medium or which == ("medium_only" if is_hard else "hard_only")):
+        return told(old)
+    said, solution = problem_of(task.row), str(task.row.get(column, ""))
+    asked = (harder if solved else simpler if is_hard else reworded).format(problem=said, solution=solution)
+    answer = await tools.sample(tools.prompt(asked), number=G, limit=limit)
+    text = fenced(tools.decode(answer.last))
+    if not text or (solution and states(text, solution) and not states(said, solution)):
+        return told(old, unhinted=1.0)
+    new = await scored_samples(tools, tools.prompt(text), range(G + 1, 2 * G + 1))
+    groups = [told(old), told(new, rewritten=1.0)]
+    kept = [episode for some in groups if 0 < sum(map(succeeds, some)) < G for episode in some]
+    return kept or groups[0]
 
 
 def states(text: str, solution: str) -> bool:

@@ -5,26 +5,30 @@ their tokens and the token that ends a turn are actions, and what others say bet
 sampled, their `behaviour_logp` is 0: methods read their log-probabilities as `old_logp`, or not at all.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation, whole_text
 from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.utils.errors import InputError, require_choice, shown
+from jaxrl_llm.rollouts.programs import group, program_part
+from jaxrl_llm.utils.errors import InputError, shown
 
 ReadResponse = Callable[[Tools, Task, str], Episode]  # of a column
 
 
-@part
-def chosen_and_rejected(read: ReadResponse | None = None) -> Rollout:
+def given_rows(most: int | None = None, **others: Any) -> Demands:
+    """The demands of a program whose episodes are those of a row, at most so many; None: as many as a group has."""
+    return Demands(variable_size=True, max_episodes=lambda G: G if most is None else most, given=True, **others)
+
+
+@program_part("chosen_and_rejected", columns=("chosen", "rejected"), demands=given_rows(2))
+async def chosen_and_rejected(tools: Tools, task: Task, read: ReadResponse | None = None) -> list[Episode]:
     """The columns `chosen` and `rejected` of each row as two episodes of a group, with the rewards 1 and 0.
 
     read: (tools, task, column) -> Episode; default `response`.
@@ -32,21 +36,17 @@ def chosen_and_rejected(read: ReadResponse | None = None) -> Rollout:
     The entry info["margin"] is the column `margin`, where there is one. The group has the reward NaN, which no method
     trains on, and info["equal"] 1, where both are the same after they were cut.
     """
-
-    def pair(tools: Tools, task: Task) -> list[Episode]:
-        chosen, rejected = ((read or response)(tools, task, column) for column in ("chosen", "rejected"))
-        if (margin := task.row.get("margin")) is not None:
-            if not isinstance(margin, int | float):
-                raise InputError(f"prompt {task.prompt_id} has the margin {shown(margin)}, but it must be a number")
-            chosen = chosen.with_info(margin=float(margin))
-        same = float(chosen.tokens == rejected.tokens)
-        rewards = (float("nan"),) * 2 if same else (1.0, 0.0)
-        return [
-            one.with_info(equal=same).scored(reward, {GIVEN: reward})
-            for one, reward in zip((chosen, rejected), rewards, strict=True)
-        ]
-
-    return _given(pair, "chosen_and_rejected", "chosen", "rejected", most=2)
+    chosen, rejected = ((read or response)(tools, task, column) for column in ("chosen", "rejected"))
+    if (margin := task.row.get("margin")) is not None:
+        if not isinstance(margin, int | float):
+            raise InputError(f"prompt {task.prompt_id} has the margin {shown(margin)}, but it must be a number")
+        chosen = chosen.with_info(margin=float(margin))
+    same = float(chosen.tokens == rejected.tokens)
+    rewards = (float("nan"),) * 2 if same else (1.0, 0.0)
+    return [
+        one.with_info(equal=same).scored(reward, {GIVEN: reward})
+        for one, reward in zip((chosen, rejected), rewards, strict=True)
+    ]
 
 
 @part
@@ -80,65 +80,48 @@ def judged_completions(mismatched: bool = False) -> Rollout:
 
     return Rollout(
         program, "judged_completions", frozenset({"measured"}) if mismatched else frozenset(), ("completion", "label"),
-        Demands(variable_size=True, max_episodes=lambda G: 1 + mismatched, given=True, meets=mismatched),
+        given_rows(1 + mismatched, meets=mismatched),
     )  # fmt: skip
 
 
-@part
-def written_completions(column: str | None = None, turns: str = "last") -> Rollout:
+@program_part("written_completions", columns=["{column}"], demands=given_rows(1))
+async def written_completions(
+    tools: Tools, task: Task, column: str | None = None, turns: Literal["last", "all"] = "last"
+) -> list[Episode]:
     """The text or messages in a column of each row as an episode with the reward 1.
 
     column: default completion, or answer in rows without one; of a conversation in one column they are what follows
     the prompt. turns: last, or all of the assistant, also those in the prompt. Raises InputError for other turns.
     """
-    require_choice("turns", turns, ("last", "all"))
-
-    def written(tools: Tools, task: Task) -> list[Episode]:
-        own = ("answer" if task.row.get("completion") is None else "completion") if column is None else column
-        return [response(tools, task, own, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
-
-    return _given(written, "written_completions", *([] if column is None else [column]))
+    own = ("answer" if task.row.get("completion") is None else "completion") if column is None else column
+    return [response(tools, task, own, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
 
 
-@part
-def listed_completions() -> Rollout:
+@program_part("listed_completions", columns=("completions", "labels"), demands=given_rows())
+async def listed_completions(tools: Tools, task: Task) -> list[Episode]:
     """The column `completions` of each row as the episodes of a group, with the rewards of the column `labels`.
 
     A row has as many as the run's group_size at most. A label that is null makes a completion unscored.
     """
-
-    def listed(tools: Tools, task: Task) -> list[Episode]:
-        said, labels = task.row.get("completions"), task.row.get("labels")
-        if not isinstance(said, list | tuple) or not isinstance(labels, list | tuple) or len(said) != len(labels):
-            raise InputError(
-                f"prompt {task.prompt_id} has the completions {shown(said)} and the labels {shown(labels)}, but must "
-                "have two lists of one length"
-            )
-        if not 1 <= len(said) <= task.samples:
-            raise InputError(
-                f"prompt {task.prompt_id} has {len(said)} completions, but must have 1 to {task.samples}: set "
-                "group_size to the longest list"
-            )
-        if wrong := [x for x in labels if x is not None and not isinstance(x, bool | int | float)]:
-            raise InputError(f"prompt {task.prompt_id} has the label {shown(wrong[0])}, but it must be a number")
-        numbers = [float("nan") if x is None else float(x) for x in labels]
-        tasks = [dataclasses.replace(task, row={**task.row, "completion": one}) for one in said]
-        return [
-            dataclasses.replace(response(tools, one, "completion"), sample=at).scored(number, {GIVEN: number})
-            for at, (one, number) in enumerate(zip(tasks, numbers, strict=True))
-        ]
-
-    return _given(listed, "listed_completions", "completions", "labels", most=None)
-
-
-def _given(episodes: Callable[[Tools, Task], list[Episode]], name: str, *columns: str, most: int | None = 1) -> Rollout:
-    """A rollout of a row's given episodes, at most so many; None: as many as a group has."""
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        return episodes(tools, task)
-
-    demands = Demands(variable_size=True, max_episodes=lambda G: G if most is None else most, given=True)
-    return Rollout(program, name, columns=columns, demands=demands)
+    said, labels = task.row.get("completions"), task.row.get("labels")
+    if not isinstance(said, list | tuple) or not isinstance(labels, list | tuple) or len(said) != len(labels):
+        raise InputError(
+            f"prompt {task.prompt_id} has the completions {shown(said)} and the labels {shown(labels)}, but must "
+            "have two lists of one length"
+        )
+    if not 1 <= len(said) <= task.samples:
+        raise InputError(
+            f"prompt {task.prompt_id} has {len(said)} completions, but must have 1 to {task.samples}: set "
+            "group_size to the longest list"
+        )
+    if wrong := [x for x in labels if x is not None and not isinstance(x, bool | int | float)]:
+        raise InputError(f"prompt {task.prompt_id} has the label {shown(wrong[0])}, but it must be a number")
+    numbers = [float("nan") if x is None else float(x) for x in labels]
+    tasks = [dataclasses.replace(task, row={**task.row, "completion": one}) for one in said]
+    return [
+        dataclasses.replace(response(tools, one, "completion"), sample=at).scored(number, {GIVEN: number})
+        for at, (one, number) in enumerate(zip(tasks, numbers, strict=True))
+    ]
 
 
 def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Episode:
@@ -189,7 +172,6 @@ def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Ep
 
 
 def _talks(tools: Tools, task: Task) -> bool:
-    """Whether the row's prompt was written as a conversation."""
     prompt = task.row["prompt"]
     if not isinstance(prompt, str):
         return is_conversation(prompt)
@@ -200,7 +182,6 @@ def _talks(tools: Tools, task: Task) -> bool:
 
 
 def _after(now: Sequence[int], longer: Sequence[int], task: Task, column: str) -> list[int]:
-    """The tokens of `longer` that follow those of `now`."""
     if list(longer[: len(now)]) != list(now):
         raise InputError(
             f"prompt {task.prompt_id}: the chat template does not write {column} after what it wrote of earlier turns: "
@@ -217,32 +198,21 @@ def demonstration(tools: Tools, task: Task, column: str) -> Episode:
     return response(tools, task, column).with_info(demonstrated=1.0)
 
 
-@part
-def demonstrated(column: str = "answer") -> Rollout:
+@program_part("demonstrated({column})", {NEED}, ["{column}"], Demands(variable_size=True, max_episodes=lambda G: 1))
+async def demonstrated(tools: Tools, task: Task, column: str = "answer") -> list[Episode]:
     """The demonstration of each prompt alone: nothing is sampled. A step has `prompts_per_step` of them.
 
     column: of the data set, with the texts. Set group_size to 1. Provides info["demonstrated"], 1 for these episodes.
     """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        return [demonstration(tools, task, column)]
-
-    demands = Demands(variable_size=True, max_episodes=lambda G: 1)
-    return Rollout(program, f"demonstrated({column})", frozenset({NEED}), (column,), demands)
+    return [demonstration(tools, task, column)]
 
 
-@part
-def demonstrated_before(step: int, column: str = "answer") -> Rollout:
+@program_part("demonstrated_before({step}, {column})", {NEED}, ["{column}"], Demands(variable_size=True))
+async def demonstrated_before(tools: Tools, task: Task, step: NonNegativeInt, column: str = "answer") -> list[Episode]:
     """Demonstrations in the steps before `step`, and groups of samples from there on.
 
     Provides info["demonstrated"]. Raises InputError unless step is a whole number, at least 0.
     """
-    check_number("demonstrated_before: step", step, least=0, whole=True)
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        if tools.first_step < step:
-            return [demonstration(tools, task, column)]
-        return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]
-
-    name = f"demonstrated_before({step}, {column})"
-    return Rollout(program, name, frozenset({NEED}), (column,), Demands(variable_size=True))
+    if tools.first_step < step:
+        return [demonstration(tools, task, column)]
+    return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]

@@ -1,7 +1,5 @@
 """Who answers a judge's questions: the policy, the reference policy, another model, or an endpoint."""
 
-from __future__ import annotations
-
 import threading
 import zlib
 from asyncio import gather
@@ -14,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, check_number
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.encode import encode_prompt
@@ -56,8 +54,6 @@ class Answerer:
 
 
 def _of_engine(name: str, tokens: int, temperature: float | None, reference: bool) -> Answerer:
-    if temperature is not None:
-        check_number("temperature", temperature, least=0)
     greedy = temperature == 0
 
     async def one(tools: Tools, ids: Sequence[int], number: int) -> str:

@@ -1,7 +1,5 @@
 """Groups whose reward is a judge's verdict: win rates, wins against an anchor, grades, rubrics and constraints."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -30,7 +28,7 @@ from jaxrl_llm.rollouts.judges.comparisons import (
     texts_of,
     win_rates,
 )
-from jaxrl_llm.rollouts.programs import group, scored_where
+from jaxrl_llm.rollouts.programs import altered, group, scored_where
 from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -87,13 +85,9 @@ def judged(judging: Judging, rollout: Rollout | None = None) -> Rollout:
             )
         return await with_verdicts(tools, episodes, found)
 
-    demands = replace(
-        inner.demands, at_once=False, reference=inner.demands.reference or judging.reference,
-    )  # fmt: skip
-    return replace(
-        inner, program=program, name=f"{inner.name}, judged", provides=inner.provides | judging.provides | {JUDGE},
-        columns=(*inner.columns, *judging.columns), demands=demands,
-    )  # fmt: skip
+    reference = inner.demands.reference or judging.reference
+    provides = judging.provides | {JUDGE}
+    return altered(inner, program, "judged", provides, judging.columns, at_once=False, reference=reference)
 
 
 async def with_verdicts(tools: Tools, episodes: Sequence[Episode], found: Judged) -> list[Episode]:

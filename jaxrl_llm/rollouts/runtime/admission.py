@@ -1,7 +1,5 @@
 """Which groups a step waits for, which of them it takes, and what the driver returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -3,19 +3,14 @@
 These rollouts sample nothing themselves. They go around the run's own, such as the agents of its environment.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-
-import numpy as np
 
 from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import altered, group
 from jaxrl_llm.rollouts.trees import common
 
 
@@ -28,14 +23,7 @@ def around(
         async def program(tools: Tools, task: Task) -> list[Episode]:
             return list(map(change(tools, task), await inner.program(tools, task)))
 
-        return replace(
-            inner,
-            program=program,
-            name=f"{inner.name}, {name}",
-            provides=inner.provides | {need},
-            columns=(*inner.columns, *columns),
-            wrap=wrapped,
-        )
+        return altered(inner, program, name, {need}, columns, wrapped)
 
     return wrapped(group())
 
@@ -63,7 +51,7 @@ def _frames(chat: ChatTurns | None, last: int) -> list[tuple[list[int], list[int
     for role in ("user", "tool"):
         one, other = (chat.bridge([{"role": role, "content": content}], last) for content in "07")
         if one is not None and other is not None:
-            start, end = _shared(one, other), _shared(one[::-1], other[::-1])
+            start, end = common(one, other), common(one[::-1], other[::-1])
             found.append((one[:start], one[len(one) - end :]))
     return found
 
@@ -75,11 +63,6 @@ def content_of(ids: Sequence[int], frames: Sequence[tuple[Sequence[int], Sequenc
     >>> content_of([1, 5, 6, 7, 2], [([1, 4], [2]), ([1, 5], [3])])
     (1, 4)
     """
-    shared = [(_shared(ids, before), _shared(ids[::-1], after[::-1])) for before, after in frames]
+    shared = [(common(ids, before), common(ids[::-1], after[::-1])) for before, after in frames]
     start, end = max(shared, key=sum, default=(0, 0))
     return (start, len(ids) - end) if start + end < len(ids) else (0, len(ids))
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of equal tokens at the beginning of both."""
-    return common(np.asarray(one), np.asarray(other))

@@ -1,7 +1,5 @@
 """The batch of a step's groups, and metrics of their programs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,8 +8,7 @@ import numpy as np
 
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rollouts.agents.metrics import agent_metrics
-from jaxrl_llm.rollouts.columns import answer_tokens, info_columns, of_turns, teacher_tokens
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.columns import answer_tokens, filled, info_columns, teacher_tokens
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.sampler import SamplingConfig
@@ -58,9 +55,9 @@ def to_batch(
     if info := info_columns(episodes, batch.tokens.shape[1]):
         batch = batch.with_info(**info)
     if any(rewards := [episode.turn_rewards for episode in episodes]):
-        batch = batch.replace(turn_rewards=of_turns(rewards, np.float32))
+        batch = batch.replace(turn_rewards=filled(rewards, 0, np.float32, 1))
     if any(keys := [episode.state_keys for episode in episodes]):
-        batch = batch.replace(state_key=of_turns(keys, np.uint32))
+        batch = batch.replace(state_key=filled(keys, 0, np.uint32, 1))
     if any(episode.teacher_prompt is not None for episode in episodes):
         batch = batch.with_info(teacher_tokens=teacher_tokens(episodes))
     if any(episode.answer is not None for episode in episodes):
@@ -97,13 +94,9 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if any(trees):
         tokens = sum(episode.size for tree in trees for episode in tree)
         out["rollout/leaves"] = float(np.mean([len(tree) for tree in trees if tree]))
-        out["rollout/shared_tokens"] = 1 - sum(map(distinct_tokens, trees)) / max(tokens, 1)
+        nodes = [{at for one in tree for at in enumerate(np.asarray(one.info["node"]).tolist())} for tree in trees]
+        out["rollout/shared_tokens"] = 1 - sum(map(len, nodes)) / max(tokens, 1)  # what several share counts once
     return out
-
-
-def distinct_tokens(episodes: Sequence[Episode]) -> int:
-    """Number of tokens in the tree of these episodes (info "node"): what several share counts once."""
-    return len({place for episode in episodes for place in enumerate(np.asarray(episode.info["node"]).tolist())})
 
 
 def mean_metrics(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

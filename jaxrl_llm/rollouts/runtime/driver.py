@@ -4,10 +4,8 @@ Programs are asyncio tasks. Between two calls of the engine they run until each 
 external call. Pauses, new weights and restarts are invisible to a program: its `await` takes longer.
 """
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
@@ -18,7 +16,7 @@ from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import MakeEngine
 from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
-from jaxrl_llm.rollouts.runtime.barrier import Meet, meet_here
+from jaxrl_llm.rollouts.runtime.external_calls import Meet, meet_here
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.in_flight import InFlight
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
@@ -66,15 +64,11 @@ class Driver:
         Raises KeyboardInterrupt after Ctrl-C, and NotDeterministicError for a program that deviates from its log.
         """
         numbers = sample_numbers([task for _, task in flight]) if numbers is None else numbers
-        return in_a_loop(InFlight(self, flight, rule, numbers, held).main())
-
-
-def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns, in an event loop of its own."""
-    if not _in_loop():
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread already runs an event loop
-        return thread.submit(asyncio.run, work).result()
+        work = InFlight(self, flight, rule, numbers, held).main()
+        if not _in_loop():
+            return asyncio.run(work)
+        with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread already runs an event loop
+            return thread.submit(asyncio.run, work).result()
 
 
 def _in_loop() -> bool:

@@ -1,7 +1,5 @@
 """The engines of the standard source: of the policy that learns, of the reference policy, and of a league's."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from functools import cache

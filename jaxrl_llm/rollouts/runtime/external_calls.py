@@ -3,6 +3,10 @@
 An answer counts a fixed number of decode steps after its call. If it comes earlier, it is held back until then; if it
 comes later, decoding waits for it there. So other conversations go on while an environment works, and which requests
 are decoded together, and with that every bit of a run, does not depend on how long environments and rewards take.
+
+At meetings the programs of a step wait for each other, and tell each other a value: decisions about one prompt can then
+depend on what all others have sampled. A meeting is held when every program waits for it or is over, on all hosts, so
+that it does not depend on slots, on hosts or on timing.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jaxrl_llm.core.rollout import AHEAD
 from jaxrl_llm.rollouts.episode import Episode, checksum
-from jaxrl_llm.rollouts.program_host import FAILED, OtherAnswerError
+from jaxrl_llm.rollouts.program_host import FAILED, Decide, Meeting, OtherAnswerError
 from jaxrl_llm.utils.errors import InputError, error_line, shown
 
 if TYPE_CHECKING:
@@ -154,7 +158,8 @@ async def remembered(
     finally:
         group.outside -= 1
         group.run.moved()
-    if known and _differ(found, group.recorded[name]):
+    before = group.recorded.get(name)  # of which NaN is equal to itself
+    if known and found != before and json.dumps(found, sort_keys=True) != json.dumps(before, sort_keys=True):
         told = f"fails: {found[FAILED]}" if failing and _failed(found) else "returns another answer than before"
         raise group.not_deterministic(f"{name!r} {told}", OtherAnswerError)
     group.recorded[name] = found
@@ -172,11 +177,6 @@ def _failed(answer: Any) -> bool:
     return isinstance(answer, dict) and set(answer) == {FAILED}
 
 
-def _differ(one: Any, other: Any) -> bool:
-    """Whether two JSON values differ; NaN is equal to itself."""
-    return one != other and json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)
-
-
 def as_json(name: str, value: Any) -> Any:
     """A value as a checkpoint restores it; InputError for one that JSON cannot represent."""
     try:
@@ -185,3 +185,75 @@ def as_json(name: str, value: Any) -> Any:
         raise InputError(
             f"{name!r} returns {shown(value)}, which JSON cannot represent: return numbers, strings, lists or dicts"
         ) from None
+
+
+Post = tuple[int, tuple[str, Any]]  # place of a group in flight; its meeting, and what it brings
+
+
+class Waits(NamedTuple):
+    """A program that waits for a meeting."""
+
+    name: str
+    value: Any  # that it brings
+    decide: Decide | None
+    met: asyncio.Future[Meeting]
+
+
+class Met(NamedTuple):
+    """A meeting of all hosts."""
+
+    posts: list[Post]  # of all groups that meet, in the order of their places
+    own: list[int]  # where the posts of this host's groups are among them
+    over: bool  # whether the groups of all hosts are over
+
+
+Meet = Callable[[Sequence[Post], bool], Met]  # (what the groups here bring, whether they are all over) -> Met
+
+
+def meet_here(posts: Sequence[Post], over: bool) -> Met:
+    """A meeting on one host."""
+    return Met(list(posts), list(range(len(posts))), over)
+
+
+def hold(groups: Sequence[GroupRun], meet: Meet) -> bool:
+    """Hold the meeting for which all programs wait that are not over. True where all are over, on all hosts.
+
+    Where they wait for meetings of different names, each of them gets an InputError instead, and where what they decide
+    raises, that exception.
+    """
+    waits = [(place, group.meeting) for place, group in enumerate(groups) if group.meeting is not None]
+    met = meet([(place, (one.name, one.value)) for place, one in waits], all(group.over for group in groups))
+    names = sorted({name for _, (name, _) in met.posts})
+    values, decision = [value for _, (_, value) in met.posts], None
+    error: Exception | None = None
+    if len(names) > 1:
+        error = InputError(f"programs wait for meetings of different names: {', '.join(names)}")
+    elif waits and (decide := waits[0][1].decide) is not None:
+        try:
+            decision = as_json(names[0], decide(values))
+        except Exception as raised:
+            error = raised
+    for (_, one), own in zip(waits, met.own, strict=True):
+        if error is None:
+            one.met.set_result(Meeting(own, values, decision))
+        else:
+            one.met.set_exception(error)
+    return met.over
+
+
+async def meet_others(group: GroupRun, name: str, value: Any, decide: Decide | None) -> Meeting:
+    """What the programs of the step bring to a meeting, recorded under its name."""
+    if not group.run.driver.rollout.demands.meets:
+        raise InputError(f"the program meets others at {name!r}: declare it, Rollout(..., demands=Demands(meets=True))")
+    if group.meeting is not None:
+        raise InputError(f"the program waits for {group.meeting.name!r} already: meet at one place at a time")
+    take_name(group, name)
+    if name not in group.recorded:
+        held: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
+        group.meeting = Waits(name, as_json(name, value), decide, held)
+        group.run.moved()
+        try:
+            group.recorded[name] = list(await held)
+        finally:
+            group.meeting = None
+    return Meeting(*group.recorded[name])

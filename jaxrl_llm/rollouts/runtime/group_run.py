@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.population import League
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import Draws, NotDeterministicError
-from jaxrl_llm.rollouts.runtime.barrier import Waits
+from jaxrl_llm.rollouts.runtime.external_calls import Waits
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
@@ -163,14 +162,6 @@ class GroupRun:
         drawn, recorded = dict(sorted(self.drawn.items())), dict(sorted(self.recorded.items()))
         return self.before._replace(drawn=drawn, recorded=recorded)
 
-    def holds(self) -> Held:
-        """What the program holds for the step that goes on with it."""
-        return Held(self.log().recorded, dict(self.held))
-
-    def is_resumed(self, value: Any) -> bool:
-        """Whether a step before left the program unfinished with this object, as the log knows it."""
-        return any(value is one for one in self.resumed.values())
-
     def member(self, sample: int) -> int:
         """The member of the rollout's population that draws a sample; 0 where there is no population."""
         return 0 if self.run.driver.rollout.population is None else self.numbers.member(sample)
@@ -222,7 +213,13 @@ class GroupRun:
             raise InputError(
                 "the program draws from the reference policy: declare it, Rollout(..., demands=Demands(reference=True))"
             )
-        check_snapshot(draws.snapshot, self.run.driver.rollout.demands.league)
+        if draws.snapshot is not None:
+            if (league := self.run.driver.rollout.demands.league) is None:
+                raise InputError(
+                    "the program draws from a snapshot: declare a league, "
+                    "Rollout(..., demands=Demands(league=League()))"
+                )
+            check_number("snapshot", draws.snapshot, least=0, most=league.size - 1, whole=True)
         place = (call.number, call.place)
         if place in self.asked:
             raise InputError(
@@ -249,14 +246,3 @@ class GroupRun:
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"
         )
-
-
-def check_snapshot(snapshot: int | None, league: League | None) -> None:
-    """InputError for a snapshot that the rollout's league does not have."""
-    if snapshot is None:
-        return
-    if league is None:
-        raise InputError(
-            "the program draws from a snapshot: declare a league, Rollout(..., demands=Demands(league=League()))"
-        )
-    check_number("snapshot", snapshot, least=0, most=league.size - 1, whole=True)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.program_host import Completes, Draws, ends_the_run
 from jaxrl_llm.rollouts.runtime.admission import Admitted, Collected, Rule
-from jaxrl_llm.rollouts.runtime.barrier import hold
-from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
+from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls, hold
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun, Ticket
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
@@ -35,8 +34,6 @@ LOOKS = 0.5  # seconds between two looks for a signal while all programs wait
 
 
 class _Running(NamedTuple):
-    """An engine in use."""
-
     engine: Completes
     tickets: dict[int, Ticket]  # that it has not answered, by the numbers of their requests
     stats: Stats
@@ -109,7 +106,8 @@ class InFlight:
         places = list(range(len(logs))) if self.rule.train_unfinished else sorted(complete)
         groups = [self.groups[place].group() for place in places]
         left = [place for place in range(len(logs)) if place not in complete]
-        held = {logs[place].key: self.groups[place].holds() for place in left if self.groups[place].held}
+        with_objects = [(logs[place], self.groups[place].held) for place in left if self.groups[place].held]
+        held = {log.key: Held(log.recorded, dict(objects)) for log, objects in with_objects}
         return Collected(groups, tuple(logs[place] for place in left), self.stats, places, left, held)
 
     def open(self, interrupted: Callable[[], bool]) -> None:

@@ -1,7 +1,5 @@
 """Sources that do not sample: demonstrations for supervised steps, and trajectories from a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The standard source: select prompts, run rollouts on one engine, score them, mix in replay."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,13 +24,18 @@ from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, ro
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of
 from jaxrl_llm.rollouts.runtime.group_run import Group
-from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
-from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, meet_on, of_all_hosts
+from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, in_lockstep, meet_on, of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog, Pool
-from jaxrl_llm.rollouts.runtime.resampling import Resampling, without_references
 from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState, check_setup, loaded, saved
-from jaxrl_llm.rollouts.runtime.sources import draw, replayed, rollout_metrics, window_metrics
+from jaxrl_llm.rollouts.runtime.sources import (
+    Resampling,
+    draw,
+    replayed,
+    rollout_metrics,
+    window_metrics,
+    without_references,
+)
 from jaxrl_llm.sampling.batch import completion_ids
 from jaxrl_llm.sampling.engine import CHUNK
 from jaxrl_llm.sampling.speculative.drafts import Drafts

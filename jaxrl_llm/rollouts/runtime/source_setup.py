@@ -1,7 +1,5 @@
 """The configuration of the standard source, its state, and what a checkpoint holds of it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -44,14 +42,10 @@ class Experience:
     replay: Replay = dataclasses.field(default_factory=no_replay)
     prompts_per_step: int = 16
     group_size: int = 8
-    dynamic_sampling: DynamicSampling | None = None
-    """Sample more prompts until enough groups are informative."""
-    partial: Partial | None = None
-    """Let a step's rollout stop before its longest completions end."""
-    stream_rewards: bool = False
-    """Score each group as soon as it is complete."""
-    time_limit: float = 60.0
-    """Seconds that a program may wait for anything but the engine."""
+    dynamic_sampling: DynamicSampling | None = None  # sample more prompts until enough groups are informative
+    partial: Partial | None = None  # let a step's rollout stop before its longest completions end
+    stream_rewards: bool = False  # score each group as soon as it is complete
+    time_limit: float = 60.0  # seconds that a program may wait for anything but the engine
     strict_reruns: bool = False
     """End the run, and not only the group, where an environment answers otherwise when it is asked again."""
     mesh: jax.sharding.Mesh | None = None
@@ -60,16 +54,14 @@ class Experience:
     """Of the reference policy, for a rollout that draws from it. Where it moves, the parameters that a step is given
     have it as an entry of their own (`reference.REFERENCE`)."""
     hosts: Hosts = ALONE
-    clock: Clock = lambda name: nullcontext()
-    """Returns a context manager that times "sample" or "score"."""
+    clock: Clock = lambda name: nullcontext()  # returns a context manager that times "sample" or "score"
     watch: Callable[[Stats], object] = lambda stats: None
     """Called with the counts of each engine, which it goes on to fill in."""
     state: Callable[[int], Mapping[str, Any]] = lambda step: state_of(step, 0, 0, 0)
     """What `trainer_state` of reward functions says in a step; see `state_of`."""
     beside: bool = False
     """Whether sampling goes on while the parameters are updated, so that the sampler needs weights of its own."""
-    frozen: bool = False
-    """Whether updates change adapters alone."""
+    frozen: bool = False  # whether updates change adapters alone
     record_experts: bool = False
     """Of a mixture of experts: the batch has the experts of its tokens, for the update to replay."""
 
@@ -117,7 +109,10 @@ class ExperienceState(NamedTuple):
 
 def saved(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A JSON object, and arrays by name."""
-    curriculum, arrays = _apart(state.curriculum)
+    curriculum, arrays = state.curriculum, dict[str, np.ndarray]()
+    if isinstance(curriculum, dict):
+        arrays = {name: x for name, x in curriculum.items() if isinstance(x, np.ndarray)}
+        curriculum = {name: x for name, x in curriculum.items() if name not in arrays}
     parts = {REPLAY: state.replay, CURRICULUM: arrays, DRAFTS: state.drafts.to_arrays() if state.drafts.of else {}}
     named = {prefix + name: x for prefix, part in parts.items() for name, x in part.items()}
     controls = {"controls": dict(state.controls)} if state.controls else {}
@@ -136,10 +131,3 @@ def loaded(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Experi
     pool = {name: x for name, x in arrays.items() if not name.startswith((REPLAY, DRAFTS, CURRICULUM))}
     drafts, controls = Drafts.from_arrays(of(DRAFTS)), saved.get("controls", {})
     return ExperienceState(curriculum, of(REPLAY), from_arrays(pool), drafts, controls)
-
-
-def _apart(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
-    if not isinstance(state, dict):
-        return state, {}
-    arrays = {name: x for name, x in state.items() if isinstance(x, np.ndarray)}
-    return {name: x for name, x in state.items() if name not in arrays}, arrays

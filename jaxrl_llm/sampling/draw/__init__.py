@@ -1,7 +1,5 @@
 """Drawing the next token of each row from hidden states."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jaxrl_kernels import fused_sample
@@ -41,18 +39,12 @@ def draw(
     """
     whole = settings.filters, settings.allowed, policy.hook, thinking  # what needs the logits of all tokens
     if not ranked and all(each is None for each in whole):
-        token, logp, entropy = _fused(policy, params, hidden, counters, settings)
+        with jax.named_scope("head"):
+            head, hidden = unembedding(policy, params, hidden)
+            known = policy.config.known_tokens
+            token, logp, entropy = fused_sample(
+                hidden, head, counters, temperature=settings.temperature, softcap=policy.config.logit_softcap,
+                vocab_size=known if known < head.shape[0] else None,
+            )  # fmt: skip
         return Drawn(token, logp, entropy, jnp.full(hidden.shape[0], -jnp.inf), logp)
     return draw_from_logits(policy, params, hidden, counters, settings, thinking, ranked)
-
-
-@jax.named_scope("head")
-def _fused(
-    policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings
-) -> tuple[Array, Array, Array]:
-    head, hidden = unembedding(policy, params, hidden)
-    known = policy.config.known_tokens
-    return fused_sample(
-        hidden, head, counters, temperature=settings.temperature, softcap=policy.config.logit_softcap,
-        vocab_size=known if known < head.shape[0] else None,
-    )  # fmt: skip

@@ -1,7 +1,5 @@
 """How to draw tokens, and drawing from all logits: with filters, hooks, soft tokens, or records of the best."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -61,7 +59,10 @@ def draw_from_logits(
 ) -> Drawn:  # fmt: skip
     """`draw.draw` by way of the logits f32[N, V]."""
     N, hook = hidden.shape[0], policy.hook
-    logits, *others = (_logits(policy, weights, states) for weights, states in of_both(policy, params, hidden))
+    logits, *others = (  # [N, V]; columns beyond the vocabulary, and of ids that the tokenizer does not have, are -inf
+        policy.without_unknown(policy.logits_at(*unembedding(policy, weights, states)))
+        for weights, states in of_both(policy, params, hidden)
+    )
     temperature = jnp.where(settings.temperature > 0, settings.temperature, 1.0)
     scaled, floor = logits / temperature, jnp.full(N, -jnp.inf)
     whole = scaled
@@ -74,13 +75,10 @@ def draw_from_logits(
             floor = hook.remember(scaled, numbers, context)
         scaled = hook.apply(scaled, numbers, context._replace(remembered=floor))
         whole = whole if hook.truncates else scaled
-    soft = None
     permitted = jnp.ones((N, 1), bool)
     if settings.allowed is not None:
         permitted = jnp.pad(settings.allowed, (0, logits.shape[1] - settings.allowed.shape[0]))[None]
     scaled_permitted = jnp.where(permitted, scaled, -jnp.inf)
-    if thinking is not None:
-        soft = _soft(policy, scaled_permitted, counters, settings)
     if settings.filters is not None:
         kept = keep(scaled_permitted, settings.filters) & permitted
         floor, permitted = support_floor(scaled_permitted, kept), kept
@@ -90,9 +88,12 @@ def draw_from_logits(
     drawn = Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(whole, axis=1))
     if ranked:
         drawn = drawn._replace(ranked=_most_probable(masked, whole, ranked))
-    if thinking is None or soft is None:
+    if thinking is None:
         return drawn
-    drawn = drawn._replace(thoughts=no_thoughts(_thinking_of(policy), N))
+    if policy.thinking is None:
+        raise InputError("the policy does not think softly: dataclasses.replace(policy, thinking=...)")
+    soft = _soft(policy.thinking, scaled_permitted, counters, settings)
+    drawn = drawn._replace(thoughts=no_thoughts(policy.thinking, N))
 
     def chosen_of(x: Array, y: Array) -> Array:
         return jnp.where(jnp.expand_dims(thinking, tuple(range(1, x.ndim))), x, y)
@@ -108,15 +109,8 @@ def _most_probable(masked: Array, whole: Array, count: int) -> Array:
     return jnp.stack([ids.astype(jnp.float32), logp, untruncated], axis=1)  # ids are exact: far below 2^24
 
 
-def _thinking_of(policy: Policy) -> SoftThinking:
-    if policy.thinking is None:
-        raise InputError("the policy does not think softly: dataclasses.replace(policy, thinking=...)")
-    return policy.thinking
-
-
-def _soft(policy: Policy, logits: Array, counters: Array, settings: DrawSettings) -> Drawn:
+def _soft(thinking: SoftThinking, logits: Array, counters: Array, settings: DrawSettings) -> Drawn:
     """A soft token for each row from tempered logits [N, V], -inf where forbidden."""
-    thinking = _thinking_of(policy)
     keys = row_keys(counters)
 
     def noise_at(ids: Array) -> Array:
@@ -135,9 +129,3 @@ def unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, A
     hidden = policy.head_states(params, hidden)
     missing = head.shape[1] - hidden.shape[1]
     return head, jnp.pad(hidden, ((0, 0), (0, missing))) if missing else hidden
-
-
-def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
-    """f32[N, V]; columns beyond the vocabulary, and of ids that the tokenizer does not have, are -inf."""
-    head, hidden = unembedding(policy, params, hidden)
-    return policy.without_unknown(policy.logits_at(head, hidden))

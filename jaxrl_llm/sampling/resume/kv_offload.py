@@ -9,8 +9,6 @@ has drawn before. Until another request takes the row or the ring KV cache wraps
 (`best_reuse`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple

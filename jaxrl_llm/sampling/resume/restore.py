@@ -4,8 +4,6 @@
 the new cache; the cache that they take is donated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,7 +22,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.capacity import Shape
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns
-from jaxrl_llm.sampling.prefill import of_layer, recorded_pass
+from jaxrl_llm.sampling.prefill import causal_pass, of_layer
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.resume.kv_offload import Reused, Store, place_rows
 from jaxrl_llm.sampling.sampled_tokens import thoughts_of
@@ -139,7 +137,7 @@ def restore(
     """
     params = for_rows(policy, params, adapter)
     mixed = None if policy.thinking is None else mixture(policy.thinking, thoughts)
-    _, kvs, experts = recorded_pass(policy, params, tokens, length, ring_experts is not None, mixed)
+    _, kvs, experts = causal_pass(policy, params, tokens, length, ring_experts is not None, mixed)
     own = length - prompt
 
     def columns(S: int) -> Array:
@@ -235,8 +233,7 @@ def extend(
         index = own[:, None] - 1 - (step - 1 - jnp.arange(T)[None]) % T
         copied = take_columns(ring_experts[source], ((step - own - shift)[:, None] + index) % T, 1)
         fresh = take_columns(experts, jnp.clip(index - usable[:, None], 0, M - 1), 1)
-        merged = jnp.where((index >= usable[:, None])[:, :, None, None], fresh, copied)
-        ring_experts = merged
+        ring_experts = jnp.where((index >= usable[:, None])[:, :, None, None], fresh, copied)
     return tuple(rows), ring_experts
 
 

@@ -1,7 +1,5 @@
 """The last rows of an engine on the host: how they enter speculation, and the texts that each drafts from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -80,7 +78,7 @@ class TailRows:
         index = self._index(list(range(len(self.rows))))
         rows = np.asarray(self.rows, np.int32)[index]
         self.state = jax.tree.map(lambda x: np.array(x)[rows], state)
-        self._only_first(len(self.rows))
+        self.state = marked_done(self.state, slice(len(self.rows), None))  # repetitions, which are not decoded
         tokens = np.full((len(rows), columns_of(size, width)), -1, np.int32)
         for i, row in enumerate(rows.tolist()):
             text = [*requests[row].prompt, *requests[row].begun.token.tolist()]
@@ -91,10 +89,6 @@ class TailRows:
     def _index(self, which: list[int]) -> np.ndarray:
         """int32[R]: these rows, repeated until their number is a power of two times the shards."""
         return np.resize(np.asarray(which, np.int32), _rounded(len(which), self.shards))
-
-    def _only_first(self, count: int) -> None:
-        """Rows after the first `count` are repetitions, which are not decoded."""
-        self.state = marked_done(self.state, slice(count, None))
 
     def advance(self, chunk: int, drafts: Drafts, stats: Stats) -> np.ndarray:
         """At most `chunk` passes. Returns the rows of the engine that are done."""
@@ -112,14 +106,13 @@ class TailRows:
         return np.asarray(self.rows)[np.asarray(self.state.done)[: len(self.rows)]]
 
     def _shrink(self) -> None:
-        """Drop rows that are done, once a quarter of the rows suffices."""
         live = [i for i in range(len(self.rows)) if not np.asarray(self.state.done)[i]]
         index = self._index(live)
         if 4 * len(index) > len(np.asarray(self.state.done)):
             return
         self.rows = [self.rows[i] for i in live]
         self.state = jax.tree.map(lambda x: np.array(x)[index], self.state)
-        self._only_first(len(live))
+        self.state = marked_done(self.state, slice(len(live), None))
         self.tail = self.weights.spread(rows_of(self.tail, index))
 
     def _sources(self, drafts: Drafts) -> np.ndarray:

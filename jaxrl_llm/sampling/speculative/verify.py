@@ -8,8 +8,6 @@ Shapes: R rows; C columns, one for each position of a row, prompt included; T th
 texts to draft from; k drafted tokens.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -169,13 +167,7 @@ def verify(
 
 
 def _advance(
-    policy: Policy,
-    params: Params,
-    tail: Tail,
-    rows: RowState,
-    counts: TailCounts,
-    draft: Draft,
-    settings: DrawSettings,
+    policy: Policy, params: Params, tail: Tail, rows: RowState, counts: TailCounts, draft: Draft, settings: DrawSettings
 ) -> tuple[Tail, RowState, TailCounts]:
     """One pass over the newest token and the draft of each row."""
     R, k = draft.tokens.shape
@@ -186,17 +178,9 @@ def _advance(
     rotated = jax.lax.optimization_barrier(rotations_of(config, positions))
     record = tail.drawn.experts is not None
     hidden, layers = run(
-        policy,
-        params,
-        tokens,
-        positions,
-        partial(_attend, position),
-        tail.layers,
-        rotations=rotated,
-        record=record,
-        again=lambda got, left: left,  # a layer that attends to another's keys writes them again
-        flow=pending_flow(),
-    )
+        policy, params, tokens, positions, partial(_attend, position), tail.layers, rotations=rotated, record=record,
+        again=lambda got, left: left, flow=pending_flow(),  # a layer that attends to another's keys writes them again
+    )  # fmt: skip
     layers, experts = layers if record else (layers, None)
     at = rows.own[:, None] + 1 + ahead  # which own token each of the new ones is
     counters = jnp.stack(jnp.broadcast_arrays(settings.seed, rows.prompt_id[:, None], rows.sample[:, None], at), axis=2)
@@ -264,8 +248,7 @@ def _attend(
 
     def put(store: Array, x: Array, axis: int) -> Array:
         """Write x from column `position` on, which columns there are enough of."""
-        return jax.vmap(lambda row, new, start: jax.lax.dynamic_update_slice_in_dim(row, new, start, axis - 1))(
-            store, x, position
-        )
+        put_row = lambda row, new, start: jax.lax.dynamic_update_slice_in_dim(row, new, start, axis - 1)  # noqa: E731
+        return jax.vmap(put_row)(store, x, position)
 
     return y, each(put, memory, new)

@@ -1,7 +1,5 @@
 """The engine of masked-diffusion models: requests go through it a block at a time, several side by side."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A block of a masked-diffusion model's response: each pass draws some tokens (LLaDA, 2502.09992, section 2.4)."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

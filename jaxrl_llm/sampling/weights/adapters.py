@@ -1,7 +1,5 @@
 """Weights of which only adapters change, or differ: of a new step, of several adapters, of a population's members."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

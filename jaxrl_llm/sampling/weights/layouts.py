@@ -1,7 +1,5 @@
 """The weights of the decode loop: padding, rounding, shardings on a mesh, and the layout in the memory of TPUs."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +15,7 @@ from jaxrl_llm.distributed import named_shardings, parameter_specs
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import State
 from jaxrl_llm.models.lora import own_adapters
-from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, AnyMesh, row_axes, split_spec
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, AnyMesh, axes_of, split_spec
 from jaxrl_llm.models.parameters.table import TABLE
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import QuantisedBlocks, is_rounded, kind_of
@@ -126,7 +124,6 @@ class Converter(NamedTuple):
 
 @jax.jit
 def _one_of(layers: Any, place: Any) -> Any:
-    """One layer out of stacked ones."""
     return jax.tree.map(lambda x: x[place], layers)
 
 
@@ -236,14 +233,12 @@ def _with_rounded(specs: tuple[Any, ...], given: Any, config: ModelConfig, mesh:
     if given is None:
         return specs
     layers, out = jax.eval_shape(lambda params: unstack(params, config)["layers"], given), []
+
+    def split(name: str, w: Any, number: int) -> Any:
+        return jax.tree.map(lambda x: split_spec(name, x.shape, config.of_layer(number), mesh), w)
+
     for number, (own, layer) in enumerate(zip(specs, layers, strict=True)):
-        rounded = {name: w for name, w in layer.items() if is_rounded(w)}
-        config_of = config.of_layer(number)
-        split = {
-            name: jax.tree.map(lambda x, n=name, c=config_of: split_spec(n, x.shape, c, mesh), w)
-            for name, w in rounded.items()
-        }
-        out.append(own | split)
+        out.append(own | {name: split(name, w, number) for name, w in layer.items() if is_rounded(w)})
     return tuple(out)
 
 
@@ -255,7 +250,7 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     size = mesh.shape.get("tensor", 1)
 
     def place(x: Any, heads: int = 0) -> NamedSharding:
-        axes: list[Any] = [row_axes(mesh, SAMPLED_ROWS) if x.ndim else None]
+        axes: list[Any] = [axes_of(mesh, SAMPLED_ROWS) if x.ndim else None]
         axes += ["tensor"] if heads and size > 1 and heads % size == 0 else []
         return NamedSharding(mesh, PartitionSpec(*axes[: x.ndim]))
 

@@ -1,7 +1,5 @@
 """Weights for samplers in other programs: sent layer by layer, in the layout of their decode loop, each byte once."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable
@@ -14,13 +12,7 @@ from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.sampling.weights.adapters import adapters_alone, replace_adapters
-from jaxrl_llm.sampling.weights.layouts import (
-    LoopOptions,
-    loop_places,
-    options_for,
-    outside_layers,
-    whole_converter,
-)
+from jaxrl_llm.sampling.weights.layouts import LoopOptions, loop_places, options_for, outside_layers, whole_converter
 from jaxrl_llm.sampling.weights.take import Weights
 from jaxrl_llm.utils.errors import InputError
 
@@ -122,7 +114,6 @@ def send_adapters(params: Params, part: Send) -> bool:
 
 
 def _mesh_of(params: Params) -> Mesh | None:
-    """The mesh of parameters, None on one device."""
     sharding = jax.tree.leaves(params)[0].sharding
     spread = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) and sharding.mesh.size > 1
     return sharding.mesh if spread else None

@@ -1,7 +1,5 @@
 """The sampler's layout of the weights, converted from the training layout once a rollout."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial
@@ -110,7 +108,9 @@ def take_weights(
         if device is not None:
             meshes = [jax.typeof(x).sharding.mesh for x in bound]
             spread = any(not mesh.empty and mesh.size > 1 for mesh in meshes)
-            params = jax.device_put(params, _on_one_device(device) if spread else device)
+            # With the device alone, arrays from a larger mesh would keep its type.
+            alone = NamedSharding(Mesh(np.array([device]), ("data",)), PartitionSpec())
+            params = jax.device_put(params, alone if spread else device)
         loop = loop_params(policy, params, options_for(device, rounding=rounding))
         taken = Weights(loop, loop, device=device)
         return taken if rounding is not None or taken.platform == "cpu" else taken._replace(prompts=params)
@@ -118,7 +118,8 @@ def take_weights(
     layout = named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh)
     moved, start = bytes_to_move(params, layout), time.perf_counter()
     bring = None
-    if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
+    devices = set(mesh.devices.flat)
+    if not all(isinstance(x, jax.Array) and x.sharding.device_set == devices for x in jax.tree.leaves(params)):
         bring = partial(_brought, named_shardings(parameter_specs(policy.config, mesh, False, params), mesh))
     loop = jax.block_until_ready(converter(policy, params, mesh, rounding)(policy, params, bring))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
@@ -140,7 +141,6 @@ def apart_from(weights: Weights, params: Params) -> Weights:
 
 
 def _has_pointer(x: Any) -> bool:
-    """Whether x is an array in one buffer."""
     return _is_array(x) and len(x.devices()) == 1
 
 
@@ -159,12 +159,16 @@ def _on_this_host(policy: Policy, params: Params, mesh: Mesh, rounding: str | No
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, wide, stacked, params), wide))
     own, further = of_this_host(mesh), 0
 
+    def named_on(spec: PartitionSpec) -> NamedSharding:
+        assert to is not None
+        return NamedSharding(to, PartitionSpec(*(axis if axis in to.axis_names else None for axis in spec)))
+
     def finish(part: Any) -> Any:
         nonlocal further
         copy = own_copy(part, own)
         if to is None:
             return copy
-        layouts = jax.tree.map(partial(_same_axes, to), copy)
+        layouts = jax.tree.map(lambda x: named_on(x.sharding.spec), copy)
         further += bytes_to_move(copy, layouts)
         return jax.device_put(copy, layouts)
 
@@ -172,19 +176,7 @@ def _on_this_host(policy: Policy, params: Params, mesh: Mesh, rounding: str | No
     return Weights(loop, loop, to or own, moved + further, time.perf_counter() - start)
 
 
-def _same_axes(mesh: Mesh, x: jax.Array) -> NamedSharding:
-    """On a mesh, the sharding of an array over the axes that the mesh has too."""
-    assert isinstance(x.sharding, NamedSharding)
-    return NamedSharding(mesh, PartitionSpec(*(axis if axis in mesh.axis_names else None for axis in x.sharding.spec)))
-
-
-def _on_one_device(device: jax.Device) -> NamedSharding:
-    """A sharding on a mesh of one device. With the device alone, arrays from a larger mesh would keep its type."""
-    return NamedSharding(Mesh(np.array([device]), ("data",)), PartitionSpec())
-
-
 def _is_array(x: Any) -> bool:
-    """Whether x is a concrete array, not a tracer."""
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
@@ -211,7 +203,3 @@ def _views(params: Params, config: ModelConfig) -> Params:
     """
     memory = jax.tree.map(np.from_dlpack, params)
     return jax.tree.map(partial(jax.device_put, may_alias=True), unstack(memory, config))
-
-
-def _is_on(x: Any, mesh: Mesh) -> bool:
-    return isinstance(x, jax.Array) and x.sharding.device_set == set(mesh.devices.flat)

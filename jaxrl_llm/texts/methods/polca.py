@@ -1,13 +1,11 @@
 """POLCA."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.annotations import OURS, Count, Fraction
-from jaxrl_llm.texts.candidates import Candidate, State, apart, begun, observed, one_of, replaced, top
+from jaxrl_llm.texts.candidates import Candidate, State, apart, begun, observed, replaced, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
 from jaxrl_llm.texts.proposer import REWRITE, By, accepted, brief_of, check_slots, filled, propose
@@ -67,12 +65,13 @@ def tried(
 ) -> tuple[tuple[Candidate, ...], dict[str, list[Answer]]]:
     """The memory with the texts' answers to the tasks, which are one batch, in their statistics; and the answers."""
     groups = engine.answers([(text, row) for text in texts for row in tasks])
-    answers, new = dict[str, list[Answer]](), list[Candidate]()
+    answers, new, known = dict[str, list[Answer]](), list[Candidate](), {one.text: one for one in memory}
     for at, text in enumerate(texts):
         own = [one for group in groups[at * len(tasks) : (at + 1) * len(tasks)] for one in group]
         answers[text] = own
         right = sum(one.reward > 0 for one in own)
-        new.append(observed(one_of(memory, text), [x.reward for x in own], [f"{right} of {len(own)} right"], keep=3))
+        before = known.get(text, Candidate(text))
+        new.append(observed(before, [x.reward for x in own], [f"{right} of {len(own)} right"], keep=3))
     return replaced(memory, new), answers
 
 

@@ -1,7 +1,5 @@
 """SPO of prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

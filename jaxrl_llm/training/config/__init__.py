@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from jaxrl_llm.core.arguments.ranges import WHOLE, Range
 from jaxrl_llm.data.chat.rendering import PromptFormat
-from jaxrl_llm.learner.optimizer_config import OptimizerConfig
+from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig
 from jaxrl_llm.training.config.checks import LoraTarget, inside, settle
 from jaxrl_llm.utils.keywords import settings_class
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from jaxrl_llm.sampling.sampler import SamplingConfig
 
 Dtype = Literal["float32", "bfloat16", "auto"]
+Count = Annotated[int, Range(1, WHOLE)]
+CountOrOff = Annotated[int, Range(0, WHOLE)]
 
 
 @settings_class(elsewhere=inside)
@@ -45,11 +48,11 @@ class TrainConfig:
     """Devices along data, tensor and, of a mixture, expert while tokens are sampled, such as data=4,tensor=4: the
     devices of the mesh, otherwise split. It changes no token. By default the mesh's own split, unless another one that
     fits reads weights and caches faster."""
-    seed: int = 0
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     """Seed of prompt order and sampling, 0 to 2^32 - 1."""
-    steps: int = 100
+    steps: Count = 100
     """Iterations: sample, score, update."""
-    epochs_of_data: float = 0.0
+    epochs_of_data: Annotated[float, Range(0, 1e6)] = 0.0
     """Passes over the training prompts, instead of `steps`; 0 is off."""
 
     prompts: str = ""
@@ -58,7 +61,7 @@ class TrainConfig:
     ...), a data set of the Hugging Face hub (OWNER/NAME:CONFIG/SPLIT, such as openai/gsm8k:main/train), or
     reasoning-gym:TASK. More than 65,536 rows are read, checked and tokenised as they are drawn; repeated prompts are
     then not removed. An environment whose `reset` says everything needs none: it is then played with seeds."""
-    num_prompts: int = 4096
+    num_prompts: Count = 4096
     """At most this many training prompts; for reasoning-gym, and games without prompts, how many are generated."""
     same_task: Literal["default", "prompt", "row"] = "default"
     """Rows that are one task, of which only the first is kept and none is both held out and trained on: those with the
@@ -89,28 +92,28 @@ class TrainConfig:
     starts, which it keeps when it is resumed, evaluated or sampled from."""
     task_options: dict[str, str] = field(default_factory=dict)
     """Options of the reasoning-gym task: name value name value ... (values are parsed as YAML)."""
-    max_prompt_tokens: int = 512
+    max_prompt_tokens: Count = 512
     """Longer prompts are handled according to `long_prompts`."""
     long_prompts: Literal["skip", "truncate", "error"] = "skip"
     """skip (counted in the summary), truncate (keep the end), or stop with an error."""
 
-    prompts_per_step: int = 16
+    prompts_per_step: Annotated[int, Range(1, 2**20)] = 16
     """Prompts per iteration."""
-    group_size: int = 8
+    group_size: Annotated[int, Range(1, 2**20)] = 8
     """Completions per prompt."""
-    max_new_tokens: int = 128
+    max_new_tokens: Annotated[int, Range(1, 2**24)] = 128
     """Maximum length of a completion, in tokens."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Range(1e-9, 1e6)] = 1.0
     """Sampling temperature, above 0."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(SMALLEST, 1)] = 1.0
     """Nucleus sampling: above 0, at most 1 (1 is off)."""
-    top_k: int = 0
+    top_k: CountOrOff = 0
     """Sample from the k most likely tokens; 0 is off."""
-    min_p: float = 0.0
+    min_p: Annotated[float, Range(0, 1)] = 0.0
     """Sample from tokens with at least this fraction of the highest probability; 0 is off."""
     stop: tuple[str, ...] = ()
     """Strings that end a completion."""
-    slots: int = 0
+    slots: Annotated[int, Range(0, 2**20)] = 0
     """Completions decoded at the same time; 0 is all completions of a step."""
     cache_dtype: Literal["dtype", "bfloat16", "int8", "float8"] = "dtype"
     """Dtype of keys and values while sampling; at lower precision than `dtype`, sampled log-probabilities are less
@@ -123,20 +126,20 @@ class TrainConfig:
     """Compute with the rounding of weight_dtype in updates and evaluations too, with straight-through gradients (as
     Jet-RL, 2601.14243): ratios start at 1 again, with float32 activations. float32 weights are updated. Blocks also
     round the products of the backward pass, and ratios are near 1 only: a rounded activation may go either way."""
-    speculative_tokens: int = 0
+    speculative_tokens: Annotated[int, Range(0, 64)] = 0
     """Once few completions of a step are unfinished, draft this many tokens of each from what followed the same tokens
     before, and verify them in one pass: no token changes. Drafts come from the completion, from others of its prompt,
     and from earlier epochs. 0 is off; 4 is a good start."""
-    oversample: float = 1.0
+    oversample: Annotated[float, Range(1, 1024)] = 1.0
     """Prompts in flight, as a multiple of prompts_per_step. Above 1, a step ends when prompts_per_step groups are
     complete, and the other completions continue in the next step (partial rollouts)."""
-    segment_tokens: int = 0
+    segment_tokens: CountOrOff = 0
     """Above 0, a step ends when each completion in flight has this many new tokens or is finished. It trains on the
     complete groups, at most prompts_per_step; the others continue in the next step. For full batches, set oversample
     to max_new_tokens / segment_tokens. At 0, some methods use segments of their own; t_ppo trains on all completions
     in flight, on each segment in the step that sampled it."""
 
-    max_staleness: int = 0
+    max_staleness: Annotated[int, Range(0, 1024)] = 0
     """Above 0, tokens are sampled beside the updates, and the learner is at most this many steps ahead of the weights
     with which a group was begun. New weights come in while completions are decoded, and no group is dropped. At 0
     sampling and updates alternate."""
@@ -149,10 +152,10 @@ class TrainConfig:
     stale_cache: Literal["recompute", "keep"] = "recompute"
     """With max_staleness, what becomes of the caches of completions that go on under new weights: recomputed, or kept
     as they are, which costs nothing, but of a token's context only the newest part is then of the current weights."""
-    sampler_devices: int = 0
+    sampler_devices: Annotated[int, Range(0, 2**20)] = 0
     """With max_staleness, the number of devices, the last, that sample only; the others learn. At 0 all devices do
     both, by turns if there are several."""
-    samplers: int = 0
+    samplers: Annotated[int, Range(0, 1024)] = 0
     """With max_staleness, the number of programs that sample for this host, each on devices of its own, mostly on other
     machines: start them with jaxrl sampler and the address of the learner. All devices of the learner learn then."""
     sampler_address: str = "127.0.0.1:7390"
@@ -166,7 +169,7 @@ class TrainConfig:
     """Program that makes a group of completions: group, down_sampled(TIMES), hinted(COLUMN), forked(PLACE, ...),
     demonstrated(COLUMN) (supervised texts), demonstrated_before(STEP, COLUMN), or path/to/file.py:FUNCTION or
     package.module:FUNCTION, an async program or a function that returns a Rollout."""
-    rollout_time_limit: float = 60.0
+    rollout_time_limit: Annotated[float, Range(1e-3, 1e6)] = 60.0
     """Seconds a rollout program may wait for anything other than tokens; after that its group counts as failed. When a
     run starts, its files and its environment have as long to load and to be made."""
     strict_reruns: bool = False
@@ -184,41 +187,41 @@ class TrainConfig:
     tools: tuple[str, ...] = ()
     """Functions that the policy may call, path/to/file.py:FUNCTION or package.module:FUNCTION, with type hints and a
     docstring that says what each argument is; alone, or beside the tools of an environment of TRL's kind."""
-    turns: int = 8
+    turns: Annotated[int, Range(1, 2**10)] = 8
     """Most replies of an episode with an environment or tools."""
-    turn_tokens: int = 0
+    turn_tokens: Annotated[int, Range(0, 2**24)] = 0
     """Most tokens of a reply there; 0 is max_new_tokens."""
-    episode_tokens: int = 0
+    episode_tokens: CountOrOff = 0
     """Most tokens of an episode there, replies and observations, after its prompt; 0: as the context allows."""
-    context_tokens: int = 0
+    context_tokens: CountOrOff = 0
     """Most tokens that the policy sees at once, its prompt included; 0 is as the model's context allows. A model with
     rotary factors for short and for long contexts (longrope) takes those for as many."""
     compact: str | None = None
     """What a conversation goes on with when context_tokens is near, instead of ending: summary(TOKENS), which the
     policy writes and is trained on, keep_last(TURNS), which drops the turns before, or path/to/file.py:NAME or
     package.module:NAME, a function that takes the messages and returns those that are kept, or a Summary."""
-    players: int = 1
+    players: Annotated[int, Range(1, 2**10)] = 1
     """Players of the environment, a game of TextArena's kind: the policy is each of them, and each is compared with the
     same player of the group's other games."""
-    environment_steps: int = 4
+    environment_steps: Annotated[int, Range(0, 2**20)] = 4
     """Decode steps of other episodes while an environment answers. An answer that takes less counts after these steps,
     and decoding waits for one that takes more, so that a run does not depend on how long answers take."""
-    tool_time_limit: float = 30.0
+    tool_time_limit: Annotated[float, Range(1e-3, 1e6)] = 30.0
     """Seconds that a call of a tool may take; the policy is told then. Environments have rollout_time_limit."""
 
     rewards: tuple[str, ...] = ("reasoning_gym",)
     """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
     path/to/file.py:FUNCTION or package.module:FUNCTION, model:PATH, the score of a reward model, or environment, what
     the environment gives, which is the default where there is one."""
-    reward_time_limit: float = 10.0
+    reward_time_limit: Annotated[float, Range(1e-3, 1e6)] = 10.0
     """Seconds that a reward function may take for a completion, after which that one is not scored. A call with the
     completions of a step (with stream_rewards: of a group) has as much again for each doubling of their number."""
     stream_rewards: bool = False
     """Score each group as soon as it is complete, while others are still being sampled. Reward functions are then
     called once per group instead of once per step, so they must not compare completions of different prompts."""
-    reward_default: float = 0.0
+    reward_default: Annotated[float, Range(-1e30, 1e30)] = 0.0
     """Score of a completion on which a reward function raises."""
-    overlong_tokens: int = 0
+    overlong_tokens: CountOrOff = 0
     """Soft overlong penalty: falls from 0 to -1 over this many tokens before max_new_tokens; 0 is off."""
 
     algorithm: str = "grpo"
@@ -231,10 +234,10 @@ class TrainConfig:
     of the rollout (R3), those that the weights before the update choose (recompute, R2), or none; by default as
     the method has it, which is none but for minirl. It takes layers x experts_per_token bytes a token (2 of more than
     128 experts)."""
-    router_aux_coefficient: float = 0.0
+    router_aux_coefficient: Annotated[float, Range(0, 1e3)] = 0.0
     """Of a mixture of experts, the coefficient of an auxiliary loss that keeps its experts busy (TRL's
     router_aux_loss_coef; of models 0.001 to 0.02); with micro-batches it costs another forward pass. 0 is off."""
-    router_bias_speed: float = 0.0
+    router_bias_speed: Annotated[float, Range(0, 1)] = 0.0
     """Of a mixture whose routers have correction biases (DeepSeek-V3, GLM-4.5), by how much each gradient step raises
     those of experts with less than the mean load and lowers the others; DeepSeek-V3's is 0.001, and 0 keeps them."""
     critic: Literal["tower", "shared"] = "tower"
@@ -247,29 +250,29 @@ class TrainConfig:
     """Teacher of methods that have one: a folder, a name on the hub, or the URL of an OpenAI-compatible server, such as
     http://HOST:8000/v1#MODEL. A model of any architecture with the same tokens; it is kept in `dtype`. Several are
     NAME=PATH,NAME=PATH; the column `teacher` of a row names the one that teaches it."""
-    critic_steps: int = 0
+    critic_steps: CountOrOff = 0
     """Number of first steps in which only the critic is trained."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """AdamW and its schedule."""
-    epochs: int = 1
+    epochs: Annotated[int, Range(1, 2**20)] = 1
     """Passes over each batch."""
-    epochs_until: int = 0
+    epochs_until: CountOrOff = 0
     """Number of first steps with `epochs` passes over their batches; later steps make one. 0: all steps."""
-    minibatches: int = 1
+    minibatches: Annotated[int, Range(1, 2**20)] = 1
     """Gradient steps per pass; minibatches x micro_batches must divide prompts_per_step."""
-    micro_batches: int = 1
+    micro_batches: Annotated[int, Range(1, 2**20)] = 1
     """Slices of a minibatch whose gradients are accumulated; saves memory and changes nothing else."""
-    sink_slots: int = 0
+    sink_slots: Annotated[int, Range(0, 1024)] = 0
     """Learned keys and values that are of no token, so many in each key-value head (Sink-KV of ReLIC). They begin at 0,
     where each adds 1 to the denominator of attention's softmax. The model then stays in the run's own checkpoints:
     `jaxrl export` has no format for it."""
     adapter: str | None = None
     """Folder of LoRA adapters, as PEFT writes them, with which the policy begins. They are trained, with the rank and
     scale that they have, and the model's weights are frozen. A reference policy has them as they were at first."""
-    lora_rank: int = 0
+    lora_rank: Annotated[int, Range(0, 2**16)] = 0
     """Above 0, the model's weights are frozen and low-rank adapters (LoRA) of this rank are trained, in float32. A
     reference policy is then the frozen model and needs no copy."""
-    lora_alpha: float = 32.0
+    lora_alpha: Annotated[float, Range(SMALLEST, 1e6)] = 32.0
     """Scale of the adapters: their output is multiplied by lora_alpha / lora_rank."""
     lora_targets: tuple[LoraTarget, ...] = ()
     """Matrices with adapters: query, key, value, out, gate, up, down (in layers with experts one for each expert), and,
@@ -288,12 +291,12 @@ class TrainConfig:
 
     eval_prompts: str | None = None
     """Held-out prompts, given like `prompts`; by default from the same source (another seed, or a held-out split)."""
-    eval_size: int = 256
+    eval_size: CountOrOff = 256
     """Number of held-out prompts; they are removed from the training prompts. 0 disables evaluation. The default is at
     most a quarter of a small file."""
-    eval_every: int = 0
+    eval_every: CountOrOff = 0
     """Steps between evaluations; 0 evaluates only before and after training."""
-    eval_patience: int = 0
+    eval_patience: CountOrOff = 0
     """Evaluations after the best one after which the run ends; 0 is never. To have the best weights then, keep as many
     checkpoints, with checkpoint_every as eval_every."""
     eval_metric: str = ""
@@ -302,14 +305,14 @@ class TrainConfig:
     eval_reward: str | None = None
     """Name of the reward that marks an answer as correct (at 1); by default environment if there, else the first."""
 
-    checkpoint_every: int = 50
+    checkpoint_every: CountOrOff = 50
     """Steps between checkpoints; 0 saves only at the end."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: Annotated[int, Range(2, WHOLE)] = 2
     """Number of checkpoints to keep, at least 2, in case the newest is damaged."""
-    replay_megabytes: int = 1024
+    replay_megabytes: CountOrOff = 1024
     """Size of a method's stored rows in memory and in each checkpoint, above which their tokens are in files of the
     run's folder instead; 0 is always. On one host, and where the folder is no URL."""
-    log_completions_every: int = 10
+    log_completions_every: CountOrOff = 10
     """Steps between those whose completions are logged for the report; 0 is never."""
     tensorboard: bool = True
     """Write TensorBoard event files into the run's folder."""
@@ -320,20 +323,20 @@ class TrainConfig:
     mlflow: str | None = None
     """MLflow experiment to report to, at MLFLOW_TRACKING_URI."""
 
-    hang_seconds: float = 1800.0
+    hang_seconds: Annotated[float, Range(0, 1e7)] = 1800.0
     """Seconds without progress after which a run is reported as hung, with the stacks of its threads; 0 is never."""
-    hang_factor: float = 10.0
+    hang_factor: Annotated[float, Range(1, 1e6)] = 10.0
     """A phase also has to take this multiple of its median time until then."""
     hang_exit: bool = False
     """End a hung process, with exit code 75, so that a scheduler can resume the run."""
-    spike_factor: float = 0.0
+    spike_factor: Annotated[float, Range(0, 1e6)] = 0.0
     """Above 0: if a metric of spike_metrics exceeds its median by this multiple of the median deviation from it, over
     the last spike_window steps, go back to the last checkpoint and on with the next prompts; 10 is careful."""
     spike_metrics: tuple[str, ...] = ("loss", "grad_norm")
     """Metrics in which spikes are looked for."""
-    spike_window: int = 32
+    spike_window: Annotated[int, Range(4, 2**20)] = 32
     """Steps that a step is compared with."""
-    spike_rollbacks: int = 3
+    spike_rollbacks: Annotated[int, Range(1, 2**20)] = 3
     """At most this many rollbacks in spike_window steps; further spikes are only reported."""
 
     @property

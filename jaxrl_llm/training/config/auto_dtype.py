@@ -1,7 +1,5 @@
 """The dtype of a run that leaves it to the devices: bfloat16 where they multiply it faster than float32."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

@@ -11,44 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxrl_llm.core.arguments.signatures import hyperparameters, known_methods
 from jaxrl_llm.core.by_value import by_value, by_values
-from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
+from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
 from jaxrl_llm.rewards.specs import ENVIRONMENT, is_among
-from jaxrl_llm.utils.errors import InputError, gather, require, shown
-from jaxrl_llm.utils.settings import coerce_fields, raise_error
+from jaxrl_llm.utils.errors import InputError, gather, shown
+from jaxrl_llm.utils.settings import coerce_fields, raise_error, range_checks
 
 if TYPE_CHECKING:
     from jaxrl_llm.training.config import TrainConfig
 
-COUNT = 2**31 - 1  # largest int32, the integer type on devices
-# Smallest and largest allowed values; None stands for COUNT.
-RANGES: dict[str, tuple[float, float | None]] = {
-    "steps": (1, None), "num_prompts": (1, None), "max_prompt_tokens": (1, None), "prompts_per_step": (1, 2**20),
-    "group_size": (1, 2**20), "max_new_tokens": (1, 2**24), "epochs": (1, 2**20), "minibatches": (1, 2**20),
-    "micro_batches": (1, 2**20), "seed": (0, 2**32 - 1), "slots": (0, 2**20), "eval_size": (0, None),
-    "eval_every": (0, None), "eval_patience": (0, None), "epochs_of_data": (0, 1e6),
-    "checkpoint_every": (0, None), "keep_checkpoints": (2, None), "epochs_until": (0, None),
-    "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
-    "router_aux_coefficient": (0, 1e3), "router_bias_speed": (0, 1),
-    "segment_tokens": (0, None), "max_staleness": (0, 1024), "sampler_devices": (0, 2**20), "samplers": (0, 1024),
-    "lora_rank": (0, 2**16), "sink_slots": (0, 1024), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
-    "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
-    "reward_default": (-1e30, 1e30), "turns": (1, 2**10), "turn_tokens": (0, 2**24),
-    "episode_tokens": (0, None), "context_tokens": (0, None), "players": (1, 2**10), "environment_steps": (0, 2**20),
-    "tool_time_limit": (1e-3, 1e6), "speculative_tokens": (0, 64),
-    "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6), "spike_factor": (0, 1e6),
-    "spike_window": (4, 2**20), "replay_megabytes": (0, None), "spike_rollbacks": (1, 2**20),
-}  # fmt: skip
 GENERATED = "reasoning-gym:"  # prefix of unbounded prompt sources, which generate tasks
 # Settings of episodes with environments or tools.
-AGENT = (
-    "turns",
-    "turn_tokens",
-    "episode_tokens",
-    "compact",
-    "players",
-    "environment_steps",
-    "tool_time_limit",
-)
+AGENT = ("turns", "turn_tokens", "episode_tokens", "compact", "players", "environment_steps", "tool_time_limit")
 
 LoraTarget = Literal[
     "embed", "unembed", "query", "key", "value", "out", "gate", "up", "down", "shared_gate", "shared_up",
@@ -76,14 +49,19 @@ def settle(config: TrainConfig) -> None:
     if callable(config.algorithm) or hasattr(config.algorithm, "objective"):
         raise InputError("algorithm is a value, but must be a name here: give the value to train(config, algorithm=)")
     if isinstance(config.template_options, Mapping):
-        object.__setattr__(config, "template_options", _as_json(config.template_options))
+        try:
+            object.__setattr__(config, "template_options", json.dumps(config.template_options))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"template_options cannot be written as JSON: {error}") from None
     for name in ("rewards", "tools"):
-        object.__setattr__(config, name, by_values(getattr(config, name), name.removesuffix("s")))
-        check_entries(name, getattr(config, name))
+        values: Any = by_values(getattr(config, name), name.removesuffix("s"))
+        object.__setattr__(config, name, values)
+        for one in values if isinstance(values, list | tuple) else ():
+            if not isinstance(one, str | os.PathLike):
+                raise InputError(f"{name} holds {shown(one)}, but each must be a function, or the name of one")
     for name in ("environment", "harness"):
         object.__setattr__(config, name, by_value(getattr(config, name), name))
-    default = type(config).rewards
-    usual = config.rewards is default
+    default, usual = type(config).rewards, config.rewards is type(config).rewards
     wrong = coerce_fields(config)
     if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen
         object.__setattr__(config, "rewards", default if config.world is None else (ENVIRONMENT,))
@@ -91,45 +69,21 @@ def settle(config: TrainConfig) -> None:
     judged = config.eval_reward is not None or config.world is None
     if not judged and "rewards" not in wrong and is_among(config.rewards):
         object.__setattr__(config, "eval_reward", ENVIRONMENT)
-    ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
     gather(
         *(partial(raise_error, error) for error in wrong.values()),
-        *(partial(_in_range, name, getattr(config, name), *limits) for name, limits in ranges.items()),
+        *range_checks(config, without=wrong),
         *([] if "optimizer" in wrong else [partial(check_optimizer, config.optimizer)]),
         *texts,
     )
     check_together(config)
 
 
-def _as_json(options: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(options)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"template_options cannot be written as JSON: {error}") from None
-
-
-def _in_range(name: str, value: float, least: float, most: float | None) -> None:
-    require(name, value, least=least, most=COUNT if most is None else most)
-
-
 def check_texts(config: TrainConfig) -> None:
     """InputError for settings that are empty texts."""
-    names = ("model", "output", "algorithm", "rollout")
-    optional = (
-        "adapter",
-        "teacher",
-        "eval_prompts",
-        "prompt_column",
-        "answer_column",
-        "wandb",
-        "trackio",
-        "mlflow",
-        "environment",
-        "harness",
-        "compact",
-        "replay_order",
-    )
-    for name in (*names, *optional):
+    for name in (
+        "model", "output", "algorithm", "rollout", "adapter", "teacher", "eval_prompts", "prompt_column",
+        "answer_column", "wandb", "trackio", "mlflow", "environment", "harness", "compact", "replay_order",
+    ):  # fmt: skip
         text = getattr(config, name)
         if text is not None and (not text.strip() or "\0" in text):
             raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")
@@ -140,13 +94,6 @@ def check_texts(config: TrainConfig) -> None:
     check_format(config)
     if "" in config.stop:
         raise InputError("stop holds an empty string, which every text contains: remove it")
-
-
-def check_entries(name: str, values: Any) -> None:
-    """InputError for a reward or tool that is neither a value of a program nor a name."""
-    for one in values if isinstance(values, list | tuple) else ():
-        if not isinstance(one, str | os.PathLike):
-            raise InputError(f"{name} holds {shown(one)}, but each must be a function, or the name of one")
 
 
 def check_format(config: TrainConfig) -> None:
@@ -180,88 +127,69 @@ def check_format(config: TrainConfig) -> None:
 
 def check_together(config: TrainConfig) -> None:
     """Checks that involve several settings."""
-    if config.environment and config.harness:
-        raise InputError(
-            "environment and harness are given, but only one of them can play the episodes: leave out the other"
-        )
-    of_agents = [name for name in AGENT if getattr(config, name) != getattr(type(config), name)]
-    if of_agents and not is_agent(config):
-        raise InputError(
-            f"{', '.join(of_agents)} {'is' if len(of_agents) == 1 else 'are'} given, but the run has neither an "
-            "environment nor tools: give one (TrainConfig takes Python values, as train does), or leave them out"
-        )
-    if not is_agent(config) and 0 < config.context_tokens < config.max_prompt_tokens + config.max_new_tokens:
-        raise InputError(
-            f"context_tokens is {config.context_tokens}, but a prompt and its completion may have "
-            f"{config.max_prompt_tokens} + {config.max_new_tokens} tokens: lower max_prompt_tokens or max_new_tokens"
-        )
-    for name in ("sampler_devices", "samplers", "replay_order", "stale_correction", "stale_cache"):
-        if not config.max_staleness and getattr(config, name) != getattr(type(config), name):
-            raise InputError(
-                f"{name} is given, but max_staleness is 0, so that nothing is sampled beside the updates: set it too, "
-                "or leave it out"
-            )
-    if config.samplers and config.sampler_devices:
-        raise InputError(
-            f"samplers is {config.samplers}, whose devices are their own, and sampler_devices is "
-            f"{config.sampler_devices}: leave one of the two out"
-        )
-    if config.compact is not None and not config.context_tokens:
-        raise InputError("compact is given, but context_tokens is not, which says when: give it too")
-    if config.players > 1 and not config.environment:
-        raise InputError(f"players is {config.players}, but the run has no environment that they could play: give one")
-    if config.epochs_until and config.epochs == 1:
-        raise InputError(
-            f"epochs_until is {config.epochs_until}, but epochs is 1, one pass in all steps: raise epochs, or "
-            "leave it out"
-        )
-    if config.eval_patience and not (config.eval_every and config.eval_size):
-        raise InputError("eval_patience is given, but nothing is evaluated in mid-run: give eval_every and eval_size")
-    if config.overlong_tokens > config.max_new_tokens:
-        raise InputError(f"overlong_tokens is {config.overlong_tokens}, but must be at most max_new_tokens")
-    if config.adapter and (config.lora_rank or config.lora_targets or config.lora_alpha != type(config).lora_alpha):
-        raise InputError(
-            "adapter is given, whose rank, scale and targets are its own: leave out lora_rank, lora_alpha and "
-            "lora_targets"
-        )
-    if config.sink_slots and config.adapts:
-        raise InputError(
-            f"sink_slots are weights that are trained, but with {config.adapts} the weights are frozen: leave one out"
-        )
-    if not config.lora_rank and (config.lora_targets or config.lora_alpha != type(config).lora_alpha):
-        given = "lora_targets are" if config.lora_targets else "lora_alpha is"
-        raise InputError(f"{given} given, but lora_rank is 0 (off): set lora_rank too")
-    if config.adapts and config.reference_memory == "host":
-        raise InputError(
-            f"reference_memory is host, but with {config.adapts} the reference policy is the frozen model, which has "
-            "no second copy: leave it out"
-        )
-    if config.frozen_dtype != "param_dtype" and not config.adapts:
-        raise InputError(
-            f"frozen_dtype is {config.frozen_dtype}, but all weights are trained: set lora_rank or adapter too, which "
-            "freezes them, or leave it out"
-        )
-    if config.frozen_dtype != "param_dtype" and config.weight_dtype != "dtype":
-        raise InputError(
-            f"weight_dtype is {config.weight_dtype}, but weights are kept, and sampled with, in {config.frozen_dtype} "
-            "(frozen_dtype): leave one of them out"
-        )
-    if config.same_rounding and config.weight_dtype == "dtype":
-        raise InputError("same_rounding is given, but weight_dtype is dtype: set it to int8 or float8, or leave it out")
-    if config.task_options and not config.prompts.startswith(GENERATED):
-        raise InputError(
-            f"task_options apply to {GENERATED}TASK only, but prompts is {shown(config.prompts)}: leave them out"
-        )
-    if config.spike_factor and not config.checkpoint_every:
-        raise InputError("spike_factor is given, but checkpoint_every is 0: there would be nothing to go back to")
-    if not config.eval_size and (config.eval_prompts or config.eval_every):
-        raise InputError("eval_prompts or eval_every is given, but eval_size is 0, which disables evaluation")
+    default, agent = type(config), is_agent(config)
+    of_agents = [name for name in AGENT if getattr(config, name) != getattr(default, name)]
+    of_lora = config.lora_targets or config.lora_alpha != default.lora_alpha
+    beside = ("sampler_devices", "samplers", "replay_order", "stale_correction", "stale_cache")
     parts = config.minibatches * config.micro_batches
     # Micro-batches of a single minibatch may cut groups that are too large for the memory: credit is assigned to
     # the whole batch before, and losses add up over micro-batches.
     cut = config.minibatches == 1 and config.prompts_per_step * config.group_size % parts == 0
-    if config.prompts_per_step % parts and not cut:
-        raise InputError(
-            f"prompts_per_step is {config.prompts_per_step}, but must be a multiple of minibatches "
-            f"{config.minibatches} x micro_batches {config.micro_batches} = {parts}, so that groups stay whole"
-        )
+    problems: list[tuple[object, str]] = [
+        (config.environment and config.harness,
+         "environment and harness are given, but only one of them can play the episodes: leave out the other"),
+        (of_agents and not agent,
+         f"{', '.join(of_agents)} {'is' if len(of_agents) == 1 else 'are'} given, but the run has neither an "
+         "environment nor tools: give one (TrainConfig takes Python values, as train does), or leave them out"),
+        (not agent and 0 < config.context_tokens < config.max_prompt_tokens + config.max_new_tokens,
+         f"context_tokens is {config.context_tokens}, but a prompt and its completion may have "
+         f"{config.max_prompt_tokens} + {config.max_new_tokens} tokens: lower max_prompt_tokens or max_new_tokens"),
+        *((not config.max_staleness and getattr(config, name) != getattr(default, name),
+           f"{name} is given, but max_staleness is 0, so that nothing is sampled beside the updates: set it too, "
+           "or leave it out") for name in beside),
+        (config.samplers and config.sampler_devices,
+         f"samplers is {config.samplers}, whose devices are their own, and sampler_devices is "
+         f"{config.sampler_devices}: leave one of the two out"),
+        (config.compact is not None and not config.context_tokens,
+         "compact is given, but context_tokens is not, which says when: give it too"),
+        (config.players > 1 and not config.environment,
+         f"players is {config.players}, but the run has no environment that they could play: give one"),
+        (config.epochs_until and config.epochs == 1,
+         f"epochs_until is {config.epochs_until}, but epochs is 1, one pass in all steps: raise epochs, or "
+         "leave it out"),
+        (config.eval_patience and not (config.eval_every and config.eval_size),
+         "eval_patience is given, but nothing is evaluated in mid-run: give eval_every and eval_size"),
+        (config.overlong_tokens > config.max_new_tokens,
+         f"overlong_tokens is {config.overlong_tokens}, but must be at most max_new_tokens"),
+        (config.adapter and (config.lora_rank or of_lora),
+         "adapter is given, whose rank, scale and targets are its own: leave out lora_rank, lora_alpha and "
+         "lora_targets"),
+        (config.sink_slots and config.adapts,
+         f"sink_slots are weights that are trained, but with {config.adapts} the weights are frozen: leave one out"),
+        (not config.lora_rank and of_lora,
+         f"{'lora_targets are' if config.lora_targets else 'lora_alpha is'} given, but lora_rank is 0 (off): set "
+         "lora_rank too"),
+        (config.adapts and config.reference_memory == "host",
+         f"reference_memory is host, but with {config.adapts} the reference policy is the frozen model, which has "
+         "no second copy: leave it out"),
+        (config.frozen_dtype != "param_dtype" and not config.adapts,
+         f"frozen_dtype is {config.frozen_dtype}, but all weights are trained: set lora_rank or adapter too, which "
+         "freezes them, or leave it out"),
+        (config.frozen_dtype != "param_dtype" and config.weight_dtype != "dtype",
+         f"weight_dtype is {config.weight_dtype}, but weights are kept, and sampled with, in {config.frozen_dtype} "
+         "(frozen_dtype): leave one of them out"),
+        (config.same_rounding and config.weight_dtype == "dtype",
+         "same_rounding is given, but weight_dtype is dtype: set it to int8 or float8, or leave it out"),
+        (config.task_options and not config.prompts.startswith(GENERATED),
+         f"task_options apply to {GENERATED}TASK only, but prompts is {shown(config.prompts)}: leave them out"),
+        (config.spike_factor and not config.checkpoint_every,
+         "spike_factor is given, but checkpoint_every is 0: there would be nothing to go back to"),
+        (not config.eval_size and (config.eval_prompts or config.eval_every),
+         "eval_prompts or eval_every is given, but eval_size is 0, which disables evaluation"),
+        (config.prompts_per_step % parts and not cut,
+         f"prompts_per_step is {config.prompts_per_step}, but must be a multiple of minibatches "
+         f"{config.minibatches} x micro_batches {config.micro_batches} = {parts}, so that groups stay whole"),
+    ]  # fmt: skip
+    for is_so, text in problems:
+        if is_so:
+            raise InputError(text)

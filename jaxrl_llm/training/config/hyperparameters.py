@@ -1,7 +1,5 @@
 """The hyper-parameters of a run's method by its name, in the catalogue or in a file; without JAX where that will do."""
 
-from __future__ import annotations
-
 from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter
 from jaxrl_llm.core.arguments.signatures import NOT_GIVEN, PYTHON, is_in_file, of_function, options
 from jaxrl_llm.rewards.workers.loading import check_file

@@ -1,7 +1,5 @@
 """A run's configuration as a JSON object, and with the paths that it names resolved."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings that a run takes from its method, see `algorithms.method.run_settings`."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any

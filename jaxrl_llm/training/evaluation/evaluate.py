@@ -1,7 +1,5 @@
 """Evaluation on held-out prompts: greedy accuracy and pass@k, with confidence intervals."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,11 +19,10 @@ from jaxrl_llm.reporting.html.run_data import CORRECT
 from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 from jaxrl_llm.rewards import Reward, require_columns
 from jaxrl_llm.rewards.entries import chosen
-from jaxrl_llm.rewards.groups import concatenate_groups, rows_of_group
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
-from jaxrl_llm.rewards.scoring import Scored, score_batch
+from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, score_batch, some_rows
 from jaxrl_llm.rewards.specs import judge as judge_reward
-from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT, first_players, last_rows
+from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT, last_rows
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, state_of
 from jaxrl_llm.rollouts.runtime.sources import same_prompts
@@ -38,7 +35,7 @@ from jaxrl_llm.training.evaluation.evaluate_given import evaluate_given
 from jaxrl_llm.training.rollout import rollout_of
 from jaxrl_llm.training.rollout.agents import agent_of
 from jaxrl_llm.training.setup import RunParts
-from jaxrl_llm.utils.errors import InputError, several, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice, several
 from jaxrl_llm.utils.keywords import checked_keywords
 from jaxrl_llm.utils.process import stop_if
 
@@ -144,8 +141,8 @@ def evaluate_policy(
     KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
-    if judge is not None and judge not in names:
-        raise unknown("reward to judge by", judge, names)
+    if judge is not None:
+        require_choice("reward to judge by", judge, names)
 
     def complete(chosen: Sequence[int]) -> Scored | None:
         stats = Stats()
@@ -192,8 +189,7 @@ def _evaluation(scored: Scored, prompts: int, samples: int, temperature: float, 
         figures[FAILED_ENVIRONMENT] = worlds
     if samples > 1:
         figures["pass_at"] = {}
-        k = 1
-        while k <= samples:
+        for k in (2**power for power in range(samples.bit_length())):
             enough = known >= k
             if enough.any():
                 per_prompt = np.concatenate(
@@ -201,7 +197,6 @@ def _evaluation(scored: Scored, prompts: int, samples: int, temperature: float, 
                 )
                 low_k, high_k = clustered_interval(per_prompt, max(float(known[enough].mean()) / k, 1.0))
                 figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
-            k *= 2
     return Evaluation(figures, scored)
 
 
@@ -220,7 +215,9 @@ def _on_all(
     own = hosts.share(range(prompts))
     found = complete(own) if own else idle() and None
     parts = [
-        [rows_of_group(part, number, samples) for number in range(len(part.texts) // samples)] if part else []
+        [some_rows(part, n, slice(n * samples, (n + 1) * samples)) for n in range(len(part.texts) // samples)]
+        if part
+        else []
         for part in hosts.gather(None if found is None else found._replace(batch=jax.tree.map(np.asarray, found.batch)))
     ]
     led = parts[:: hosts.together]
@@ -236,15 +233,13 @@ def play(
     *,
     samples: int = 1,
     temperature: float = 0.0,
-    mesh: jax.sharding.Mesh | None = None,
-    hosts: Hosts = ALONE,
-    watch: Callable[[Stats], object] = lambda stats: None,
     state: Mapping[str, Any] | None = None,
+    **where: Any,
 ) -> Evaluation:
     """`evaluate_policy` of a run with an environment or tools: whole episodes, as the run samples them.
 
     Seeds of environments are none of those of training, and the same in each evaluation. Of an episode of several rows
-    the last stands for all, and of a game of several players that of the first.
+    the last stands for all, and of a game of several players that of the first. where: mesh, hosts and watch.
     """
     sampling = dataclasses.replace(
         config.sampling, temperature=temperature or 1.0, top_p=1.0, top_k=0, min_p=0.0,
@@ -254,19 +249,30 @@ def play(
     source = experience(
         Experience(
             policy, prompts, rewards, same_prompts(every), sampling, agent_of(config, greedy=temperature == 0),
-            prompts_per_step=len(every), group_size=samples, time_limit=config.rollout_time_limit, mesh=mesh,
-            hosts=hosts, watch=watch, state=lambda _: dict(state or {}),
+            prompts_per_step=len(every), group_size=samples, time_limit=config.rollout_time_limit,
+            state=lambda _: dict(state or {}), **where,
         )
     )  # fmt: skip
     found, _ = source.next(source.init(), params, jax.random.key(config.seed), EVALUATION)
-    kept = np.flatnonzero(last_rows(found.scored.batch) & first_players(found.scored.batch))
+    kept = np.flatnonzero(last_rows(found.scored.batch))
     batch = map_rows(lambda x: np.asarray(x)[kept], found.scored.batch)
     batch = batch.replace(group=np.unique(np.asarray(batch.group), return_inverse=True)[1].astype(np.int32))
-    logged = found.scored.logged
-    logged = logged._replace(extras=chosen(logged.extras, kept.tolist()))
+    logged = found.scored.logged._replace(extras=chosen(found.scored.logged.extras, kept.tolist()))
     scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept], logged=logged)
     judge = config.eval_reward or rewards[0].name
     return _evaluation(scored, len(every), samples, temperature, judge)
+
+
+def evaluate_as(
+    config: TrainConfig, policy: Policy, params: Params, prompts: PromptSet, rewards: Sequence[Reward], **how: Any
+) -> Evaluation:
+    """`evaluate_policy` as a run's settings say, or `play` if it has an environment or tools. how: of either."""
+    if is_agent(config):
+        return play(config, policy, params, prompts, rewards, **how)
+    return evaluate_policy(
+        policy, params, prompts, rewards, judge=config.eval_reward, max_new_tokens=config.max_new_tokens,
+        stop=config.stop, slots=config.slots or 128, seed=config.seed, **how,
+    )  # fmt: skip
 
 
 def evaluate_run(
@@ -276,23 +282,19 @@ def evaluate_run(
     """Greedy accuracy on a run's held-out prompts after `step` steps; see `evaluate_policy`.
 
     A policy whose samples think softly does so here, without noise.
-
-    `play` is for a run with an environment.
     """
     assert parts.held_out is not None
     rollout = rollout_of(config, parts.algorithm)
     if rollout.demands.given:
         return Evaluation(*evaluate_given(config, parts, params))
     state = state_of(step, config.steps, config.prompts_per_step, len(parts.prompts.rows))
-    mesh = None if parts.sampler.size == 1 else parts.sampler
-    where: dict[str, Any] = {"mesh": mesh, "hosts": parts.hosts, "watch": watch, "state": state}
+    where: dict[str, Any] = {"hosts": parts.hosts, "watch": watch, "state": state}
+    where["mesh"] = None if parts.sampler.size == 1 else parts.sampler
     if is_agent(config):
         return play(config, parts.policy, params, parts.held_out, parts.rewards, **where)
     rewards = [one for one in parts.rewards if one.function is not judge_reward]  # which reads groups of training
     return evaluate_policy(
         dataclasses.replace(parts.policy, thinking=rollout.thinking), params, parts.held_out, rewards,
-        judge=config.eval_reward,
-        max_new_tokens=config.max_new_tokens, stop=config.stop,
-        slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
-        **where,
+        judge=config.eval_reward, max_new_tokens=config.max_new_tokens, stop=config.stop,
+        slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units), **where,
     )  # fmt: skip

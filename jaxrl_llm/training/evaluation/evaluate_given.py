@@ -1,7 +1,5 @@
 """Evaluation of methods that learn from given responses: their loss and metrics on held-out rows, without sampling."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +11,7 @@ import numpy as np
 
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
@@ -24,11 +23,14 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.reporting.statistics import wilson_interval
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.runtime.source import experience
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.sources import same_prompts
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.evaluation.given_rows import given_rows
 from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.other_policies.reference import reference_now
 from jaxrl_llm.training.other_policies.teacher import for_teacher
+from jaxrl_llm.training.rollout import rollout_of
 from jaxrl_llm.training.setup import RunParts
 
 # Metrics that are shares, and of how many: of a number of rows of the data set, and a mask of actions.
@@ -80,3 +82,17 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
 def _value(objective: Objective, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
     loss, metrics = objective(outputs, with_totals(batch))
     return jnp.asarray(loss), metrics
+
+
+def given_rows(config: TrainConfig, parts: RunParts, prompts: PromptSet, places: np.ndarray, params: Params) -> Scored:
+    """The scored episodes of the rows at some places int[n], one step of them."""
+    chosen = places.astype(np.int32)
+    source = experience(
+        Experience(
+            parts.policy, prompts, parts.rewards, same_prompts(chosen), config.sampling,
+            rollout_of(config, parts.algorithm),
+            prompts_per_step=len(chosen), group_size=config.group_size, time_limit=config.rollout_time_limit,
+            mesh=parts.sampler, hosts=parts.hosts,
+        )
+    )  # fmt: skip
+    return source.next(source.init(), params, jax.random.key(config.seed), 0)[0].scored

@@ -11,8 +11,6 @@ arrays of NumPy) is written by process 0. All processes see the same folder: it 
 gs://BUCKET/..., the only one that orbax supports besides paths.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -271,11 +269,9 @@ def _compare(found: dict[str, int], written: dict[str, int]) -> None:
 
 
 def _message(error: Exception) -> str:
-    return str(error) if isinstance(error, InputError) else _reason(error)
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error's message, at most 200 characters, without object addresses."""
+    """Of errors that are not an InputError the first line, at most 200 characters, without object addresses."""
+    if isinstance(error, InputError):
+        return str(error)
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"\s*<[^<>]* at 0x\w+>|<bound method.*", "", lines[0])[:200]
 

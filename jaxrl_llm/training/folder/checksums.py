@@ -6,8 +6,6 @@ any mesh. As the hash permutes the 32-bit numbers at each place, a change of any
 Elements that swapped places, and other changes, leave it unchanged with a probability of about 2^-64.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zlib
@@ -20,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.selection.noise import mix
+from jaxrl_llm.selection.rows import mix
 
 _FIRST, _SECOND = 0x9E3779B1, 0xCC9E2D51  # odd; their powers, one for each axis, turn indices into two place numbers
 

@@ -46,13 +46,15 @@ def completion_lines(
         group = int(batch.group[i])
         place = place + 1 if first_turn[i] > 0 else 0  # rows of an episode follow each other
         number[group] = number.get(group, -1) + (place == 0)
-        answer = rows[group].get("answer")
+        answer, prompt = rows[group].get("answer"), rows[group]["prompt"]
+        if not isinstance(prompt, str):
+            prompt = "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
         yield {
             "prompt_id": int(batch.prompt_id[i]),
             "group": group,
             "sample": number[group],
             **({"row": place} if place else {}),
-            "prompt": _prompt_text(rows[group]["prompt"]),
+            "prompt": prompt,
             "tokens": [tokenizer.decode([token]) for token in ids[i]],
             **{k: None if v is None else [round(float(x), 4) for x in v[i][action[i]]] for k, v in values.items()},
             "reward": _number(np.asarray(batch.reward)[i]),
@@ -114,10 +116,6 @@ def shared_beginnings(batch: Trajectories) -> dict[int, tuple[int, int]]:
             best = int(np.argmax(counts))
             found[i] = best, counts[best]
     return found
-
-
-def _prompt_text(prompt: Any) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m['content']}" for m in prompt)
 
 
 def _number(x: Any) -> float | None:

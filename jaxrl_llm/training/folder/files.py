@@ -24,8 +24,6 @@ from jaxrl_llm.training.folder.remote_folder import Mirror
 from jaxrl_llm.training.folder.resume_checks import (
     MAY_DIFFER,
     check_changes,
-    log_digests,
-    log_problems,
     settings_to_compare,
 )
 from jaxrl_llm.utils.errors import InputError, InputErrors, shown
@@ -103,7 +101,7 @@ class RunFolder:
 
     def abandon(self) -> None:
         """Remove what a run that took no step has written, so that another can start here."""
-        for path in (self.config, *self._logs, self.left_out, self.summary, self.path / ENVIRONMENT):
+        for path in (self.config, *self.logs, self.left_out, self.summary, self.path / ENVIRONMENT):
             path.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
         with suppress(OSError):  # there is none, or it is not empty
@@ -113,7 +111,7 @@ class RunFolder:
         """Write down that a run starts or resumes here: on what, and settings that a resumed run was given anew."""
         raw, now = read_json(self.config), to_dict(config)
         asked = MAY_DIFFER - {"output", "mesh", "sampling_mesh"}  # the meshes of this start may be chosen
-        anew = {name: now[name] for name in asked if raw.get(name) != _json(now[name])}
+        anew = {name: now[name] for name in asked if raw.get(name) != json.loads(json.dumps(now[name]))}
         if anew:
             self.write(self.config, {**raw, **anew})
         record_start(self.path, step)
@@ -187,25 +185,13 @@ class RunFolder:
         except OSError:  # e.g. a name that is too long
             return False
 
-    def logs(self) -> dict[str, list[int]]:
-        """Size in bytes and crc32 of each log, for a checkpoint."""
-        return log_digests(self._logs)
-
-    def check_logs(self, first: int, checkpoint_every: int, logs: dict[str, list[int]]) -> list[str]:
-        """Problems with the logs of a run that resumes at step `first`, as `logs.log_problems` finds them.
-
-        logs: sizes and checksums at the checkpoint (see `logs`).
-        """
-        if self.checkpoints.exists() and not self.checkpoints.is_dir():
-            raise InputError(f"{self.checkpoints} is not a folder: put the checkpoints back; nothing was changed")
-        return log_problems(self._logs, first, checkpoint_every, logs, self.checkpoints)
-
     def last_write(self) -> float:
         """When the logs were last written to, in seconds since the epoch; 0 if there are none."""
-        return max((file.stat().st_mtime for file in self._logs if file.exists()), default=0.0)
+        return max((file.stat().st_mtime for file in self.logs if file.exists()), default=0.0)
 
     @property
-    def _logs(self) -> tuple[Path, ...]:
+    def logs(self) -> tuple[Path, ...]:
+        """What is appended to: metrics, completions and groups."""
         return self.metrics, self.completions, self.groups
 
     def read_summary(self) -> dict[str, Any]:
@@ -221,7 +207,7 @@ class RunFolder:
 
         The evaluation after training is dropped too: a run that goes on has another.
         """
-        for file in self._logs:
+        for file in self.logs:
             truncate_jsonl(file, step + 1, lambda line: line.get("phase") == "eval_after")
 
     @staticmethod
@@ -298,8 +284,3 @@ def has_begun(config: TrainConfig, accept: bool) -> bool:
         return False
     check_changes({"settings": settings_to_compare(folder.read_config(), here)}, kept(config), here, {}, accept)
     return True
-
-
-def _json(value: Any) -> Any:
-    """A setting as JSON reads it back."""
-    return json.loads(json.dumps(value))

@@ -1,7 +1,5 @@
 """A lock on a run's folder, so that only one process at a time writes to it."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -11,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.models.io.folders import is_alive
 from jaxrl_llm.utils.errors import InputError
 
 NAME = "run.lock"
@@ -26,8 +25,18 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / NAME
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        if not _lock(file) or not _is_at(file, path):
-            raise InputError(_in_use(folder, _owner(file)))
+        held = _lock(file)
+        try:
+            held = held and os.path.samestat(os.fstat(file), os.stat(path))
+        except OSError:  # its last owner has just removed it
+            held = False
+        if not held:
+            owner = _owner(file)
+            who = f"process {owner.get('process', 'unknown')} on host {owner.get('host', 'unknown')}"
+            raise InputError(
+                f"{folder} is in use by {who}: wait until it is done, or stop it; if that process no longer exists, "
+                f"remove {path}"
+            )
         os.ftruncate(file, 0)
         os.pwrite(file, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode(), 0)
         try:
@@ -52,25 +61,7 @@ def _lock(file: int) -> bool:
     owner = _owner(file)  # the file system has no locks
     if not owner or owner.get("process") == os.getpid():
         return True
-    return owner.get("host") == socket.gethostname() and not _is_alive(owner.get("process"))
-
-
-def _is_at(file: int, path: Path) -> bool:
-    """Whether the path still names the open file: its last owner may have just removed it."""
-    try:
-        return os.path.samestat(os.fstat(file), os.stat(path))
-    except OSError:
-        return False
-
-
-def _is_alive(process: Any) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError, TypeError):
-        return False
-    except OSError:  # exists, but belongs to another user
-        pass
-    return True
+    return owner.get("host") == socket.gethostname() and not is_alive(owner.get("process"))
 
 
 def _owner(file: int) -> dict[str, Any]:
@@ -78,11 +69,3 @@ def _owner(file: int) -> dict[str, Any]:
         if isinstance(owner := json.loads(os.pread(file, 1000, 0)), dict):
             return owner
     return {}
-
-
-def _in_use(folder: Path, owner: dict[str, Any]) -> str:
-    who = f"process {owner.get('process', 'unknown')} on host {owner.get('host', 'unknown')}"
-    return (
-        f"{folder} is in use by {who}: wait until it is done, or stop it; if that process no longer exists, remove "
-        f"{folder / NAME}"
-    )

@@ -3,8 +3,6 @@
 A digest of the code is compared, between hosts of one run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -9,8 +9,6 @@ shards, which it can for gs:// only (with the packages gcsfs and google-cloud-st
 and several with those of one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -116,13 +114,19 @@ class Mirror:
 
     def _push(self) -> None:
         checkpoints = self._checkpoints()
+        fs, root = filesystem(self.url)
         for path in sorted(self.path.rglob("*")):
             name = path.relative_to(self.path).as_posix()
-            if path.is_file() and name.split("/")[0] != CHECKPOINTS and name != LOCK and path.suffix not in _SCRATCH:
-                self._send(name)
+            if name.split("/")[0] == CHECKPOINTS or name == LOCK or path.suffix in _SCRATCH or not path.is_file():
+                continue
+            with suppress(FileNotFoundError):  # replaced at this moment; the next copy has it
+                now = path.stat()
+                if self._sent.get(name) != (now.st_size, now.st_mtime_ns):
+                    with reaching(self.url, "write to"):
+                        fs.pipe_file(f"{root}/{name}", path.read_bytes())  # at once: logs grow
+                    self._sent[name] = (now.st_size, now.st_mtime_ns)
         if self._direct:
             return
-        fs, root = filesystem(self.url)
         there, complete = self._there()
         with reaching(self.url, "write to"):
             for folder in checkpoints:
@@ -134,17 +138,6 @@ class Mirror:
                     fs.pipe_file(f"{root}/{folder}/{COMPLETE}", b"")
             for old in {_checkpoint(name) for name in there} - {None, *checkpoints}:
                 fs.rm(f"{root}/{old}", recursive=True)
-
-    def _send(self, name: str) -> None:
-        """Copy a file to the URL, unless it is what was copied last."""
-        fs, root = filesystem(self.url)
-        path = self.path / name
-        with suppress(FileNotFoundError):  # replaced at this moment; the next copy has it
-            now = path.stat()
-            if self._sent.get(name) != (now.st_size, now.st_mtime_ns):
-                with reaching(self.url, "write to"):
-                    fs.pipe_file(f"{root}/{name}", path.read_bytes())  # at once: logs grow
-                self._sent[name] = (now.st_size, now.st_mtime_ns)
 
     def _checkpoints(self) -> list[str]:
         """Names of the complete local checkpoints, such as "checkpoints/20"."""

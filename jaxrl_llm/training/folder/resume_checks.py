@@ -1,7 +1,5 @@
 """What changed since a checkpoint was written: settings, inputs (prompts, reward files, the model) and logs."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -116,6 +114,8 @@ def log_problems(
     intervals mean that those in the folder `checkpoints` were lost, since a checkpoint is complete before the next but
     one is started; starting over would drop those steps.
     """
+    if checkpoints.exists() and not checkpoints.is_dir():
+        raise InputError(f"{checkpoints} is not a folder: put the checkpoints back; nothing was changed")
     steps = [len(read_jsonl(file)) if file.exists() else 0 for file in files]  # finds damage before it is cut off
     folder = files[0].parent
     wrong = [
@@ -136,7 +136,6 @@ def _size(path: Path) -> int:
 
 
 def _crc(path: Path, size: int) -> int:
-    """crc32 of the first `size` bytes."""
     crc, left = 0, size
     with path.open("rb") as file:
         while left and (block := file.read(min(left, 2**24))):

@@ -1,7 +1,5 @@
 """`Run`: a run's folder as a notebook reads it, while it goes on or after."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.reporting.logging.lines import iterate_completions
+from jaxrl_llm.reporting.html.run_data import iterate_completions
 from jaxrl_llm.reporting.logging.writers import read_jsonl
 from jaxrl_llm.reporting.prompt_table import PromptTable, read_table
 from jaxrl_llm.reporting.statistics import as_number

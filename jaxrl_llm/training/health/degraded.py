@@ -1,7 +1,5 @@
 """What a method does instead where it cannot do what its name says: counted, and said in the log and the summary."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 _GROWING = {"curriculum/forced": "forced_prompts", "curriculum/restarts": "restarted"}  # metrics, and their last value

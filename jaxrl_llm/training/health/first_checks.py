@@ -1,7 +1,5 @@
 """What can be checked of a run before all of its data is read: it takes a second, and tells all mistakes together."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ from jaxrl_llm.rewards.workers.loading import READ_ANSWERS
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.checks import GENERATED, is_agent
 from jaxrl_llm.training.folder.files import RunFolder
-from jaxrl_llm.utils.errors import InputError, gather, shown, unknown
+from jaxrl_llm.utils.errors import InputError, gather, require_choice, shown
 from jaxrl_llm.utils.value_digest import value_digest
 
 Rows = list[dict[str, Any]]
@@ -51,11 +49,8 @@ def checked_rewards(
 
     sources: list[Any] = [source]
     sources += [config.eval_prompts] if config.eval_size and config.eval_prompts is not None else []
-    try:
+    with closing_on_error(made):
         gather(*(partial(head, path) for path in sources), rewards, columns, *checks)
-    except BaseException:
-        close_rewards(made)
-        raise
     return made
 
 
@@ -78,12 +73,10 @@ def check_model(model: str) -> None:
 
 def check_rewards(rewards: Sequence[Reward], columns: set[str], judge: str | None) -> None:
     """InputError if a reward needs a column that is missing, or `judge` is not a reward."""
-
-    def check_judge() -> None:
-        if judge is not None and judge not in (known := [reward.name for reward in rewards]):
-            raise unknown("reward to judge by", judge, known)
-
-    gather(lambda: require_columns(rewards, columns), check_judge)
+    named = (
+        [] if judge is None else [partial(require_choice, "reward to judge by", judge, [one.name for one in rewards])]
+    )
+    gather(partial(require_columns, rewards, columns), *named)
 
 
 def check_answers(rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) -> None:

@@ -1,10 +1,9 @@
 """Where the wall time of a run goes, and goodput: the share of it that brought the parameters that the run has now.
 
 As in ML Goodput (Google Cloud, 2024), time that a restart or a rollback throws away counts as lost, as do loading,
-compiling, checkpoints and evaluation.
+compiling, checkpoints and evaluation. `Activity` says in a few words what a run is doing right now: "sampling 37/128",
+"update", "compiling the update, once".
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +13,20 @@ from typing import NamedTuple
 
 import jax
 
-from jaxrl_llm.utils.process import compiles
+from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.utils.process import compiles, compiling
 
 USEFUL = ("sample", "score", "update")
 LOST, DOWN = "lost", "down"  # thrown away by a restart: while the run was at work, and while it was not
 OTHER, COMPILE = "other", "compile"
 VISITS = 32  # of each phase, over which `Clock.typical` takes the median
+
+WORDS = {
+    "sample": "sampling", "score": "scoring", "update": "update", "evaluate": "evaluating", "checkpoint": "saving",
+    "load": "loading", "wait": "waiting for other hosts",
+    "groups": "waiting for groups", "transfer": "taking weights to the sampler", OTHER: "",
+}  # fmt: skip
+COMPILED = {"sample": "the sampler", "evaluate": "the sampler", "update": "the update"}
 
 
 class Mark(NamedTuple):
@@ -106,6 +113,30 @@ class Clock:
     def typical(self, phase: str) -> float:
         """The median seconds of a phase, over its last visits; 0 before the first has ended."""
         return median(self._visits.get(phase, (0.0,)))
+
+
+class Activity:
+    """Reads a run's clock, and the counts of the engines that are at work. `text` may be called from any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._engines: tuple[int, tuple[Stats, ...]] = (0, ())  # replaced as a whole, for other threads
+
+    def watch(self, stats: Stats) -> None:
+        """Count the completions of an engine, until the clock's phase ends."""
+        visit, engines = self._engines
+        now = self._clock.mark.switches
+        self._engines = (now, (*engines, stats) if visit == now else (stats,))
+
+    def text(self) -> str:
+        """The phase and how far it is; "" between phases. While one of its programs is compiled, it says that."""
+        mark, (visit, engines) = self._clock.mark, self._engines
+        engines = engines if visit == mark.switches else ()
+        finished, asked = (sum(getattr(one, name) for one in engines) for name in ("finished", "asked"))
+        if mark.phase in COMPILED and not finished and compiling():
+            once = "" if self._clock.visited(mark.phase) else ", once"  # later it is a program of another shape
+            return f"compiling {COMPILED[mark.phase]}{once}" + (f" (0/{asked} sampled)" if asked else "")
+        return WORDS.get(mark.phase, mark.phase) + (f" {finished}/{asked}" if asked else "")
 
 
 def useful(seconds: Mapping[str, float]) -> float:

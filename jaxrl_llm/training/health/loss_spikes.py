@@ -1,7 +1,5 @@
 """Which steps are loss spikes: a pure test of a step's metrics against those of the steps before."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from statistics import median

@@ -1,7 +1,5 @@
 """Running out of device memory, explained in one line."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections import Counter

@@ -1,7 +1,5 @@
 """Profiles of a running run, on demand."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

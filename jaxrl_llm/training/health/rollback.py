@@ -7,8 +7,6 @@ method's memory go back, and the batches since are skipped: the prompts go on. W
 no lines of the logs come twice. A resumed run repeats all of it, bit by bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple

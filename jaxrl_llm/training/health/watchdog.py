@@ -1,7 +1,5 @@
 """Reports phases of a run that hang: which, where, and what all threads are doing."""
 
-from __future__ import annotations
-
 import faulthandler
 import logging
 import os
@@ -12,7 +10,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 import jax
 
@@ -22,17 +19,6 @@ from jaxrl_llm.training.health.goodput import Clock
 logger = logging.getLogger("jaxrl_llm.training")
 HUNG = 75  # exit code of a process that ends itself with `hang_exit`: EX_TEMPFAIL of sysexits.h, "try again"
 WRITING = 10.0  # seconds that writing the stacks may take: the disk may be what hangs
-
-
-class Place(NamedTuple):
-    """Which of the run's processes this is."""
-
-    process: int
-    processes: int
-    host: str
-
-    def __str__(self) -> str:
-        return f"process {self.process} of {self.processes}, pid {os.getpid()} on {self.host}"
 
 
 @contextmanager
@@ -49,8 +35,10 @@ def watched(config: TrainConfig, clock: Clock) -> Iterator[None]:
         return
     done = threading.Event()
     # Asked here, where JAX may still find its devices: later, a thread might wait for a runtime that hangs.
-    here = Place(jax.process_index(), jax.process_count(), socket.gethostname())
-    thread = threading.Thread(target=_watch, args=(config, clock, here, done), name="watchdog", daemon=True)
+    number = jax.process_index()
+    here = f"process {number} of {jax.process_count()}, pid {os.getpid()} on {socket.gethostname()}"
+    path = Path(config.output) / f"hang-{number}.txt"
+    thread = threading.Thread(target=_watch, args=(config, clock, here, path, done), name="watchdog", daemon=True)
     thread.start()
     try:
         yield
@@ -59,7 +47,7 @@ def watched(config: TrainConfig, clock: Clock) -> Iterator[None]:
         thread.join()
 
 
-def _watch(config: TrainConfig, clock: Clock, here: Place, done: threading.Event) -> None:
+def _watch(config: TrainConfig, clock: Clock, here: str, path: Path, done: threading.Event) -> None:
     mark, since, reported = clock.mark, monotonic(), False
     while not done.wait(min(config.hang_seconds / 4, 1.0)):
         now, late = monotonic(), max(config.hang_seconds, config.hang_factor * clock.typical(mark.phase))
@@ -69,21 +57,15 @@ def _watch(config: TrainConfig, clock: Clock, here: Place, done: threading.Event
             mark, since, reported = clock.mark, now, False
         elif not reported and now - since > late:
             reported = True
-            _report(config, clock, here, now - since)
+            step = "before the first step" if clock.step is None else f"step {clock.step + 1}"
+            said = f"{clock.mark.phase} hangs: no progress for {now - since:.3g} s, {step} ({here})"
+            end = f"; ending with exit code {HUNG}" if config.hang_exit else ""
+            logger.warning("%s; stacks of all threads in %s%s", said, path, end)
+            writer = threading.Thread(target=_write_stacks, args=(path, said), name="stacks", daemon=True)
+            writer.start()
+            writer.join(WRITING)
             if config.hang_exit:
                 os._exit(HUNG)
-
-
-def _report(config: TrainConfig, clock: Clock, here: Place, seconds: float) -> None:
-    """One line on the console, and the stacks in the run's folder."""
-    path = Path(config.output) / f"hang-{here.process}.txt"
-    step = "before the first step" if clock.step is None else f"step {clock.step + 1}"
-    said = f"{clock.mark.phase} hangs: no progress for {seconds:.3g} s, {step} ({here})"
-    end = f"; ending with exit code {HUNG}" if config.hang_exit else ""
-    logger.warning("%s; stacks of all threads in %s%s", said, path, end)
-    writer = threading.Thread(target=_write_stacks, args=(path, said), name="stacks", daemon=True)
-    writer.start()
-    writer.join(WRITING)
 
 
 def _write_stacks(path: Path, said: str) -> None:

@@ -4,8 +4,6 @@ A row's are found by its tokens, in a file of the cache folder whose name is a d
 computes, so that runs with other methods, settings or further rows of data share them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -24,7 +22,7 @@ from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.evaluation.given_rows import given_rows
+from jaxrl_llm.training.evaluation.evaluate_given import given_rows
 from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError, several

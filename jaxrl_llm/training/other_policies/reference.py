@@ -1,7 +1,5 @@
 """The policies of a run beside the one that learns: its reference, and those that move."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -84,9 +82,8 @@ def check_kept(config: TrainConfig, algorithm: Algorithm, own_source: bool = Fal
             f"reference_memory is disk, but the rollout {rollout.name} {what}, so that not all responses are known "
             "before: leave it out"
         )
-    if {need for need in algorithm.needs if of_reference({need})} - {
-        "reference_logp"
-    } or algorithm.reference is not None:
+    read = {need for need in algorithm.needs if of_reference({need})}
+    if read - {"reference_logp"} or algorithm.reference is not None:
         raise InputError(
             f"reference_memory is disk, but {config.algorithm} reads more of a reference than log-probabilities under "
             "the initial policy: leave it out"

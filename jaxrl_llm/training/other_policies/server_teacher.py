@@ -1,7 +1,5 @@
 """A teacher behind an OpenAI-compatible server: log-probabilities of a batch's tokens, and the most probable ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import OrderedDict

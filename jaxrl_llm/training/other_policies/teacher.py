@@ -1,7 +1,5 @@
 """The teacher of a run: a frozen model of the same tokens, on the run's devices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -140,7 +138,8 @@ def _loaded(path: str, config: TrainConfig, policy: Policy, tokenizer: Any, mesh
 
 def check_tokens(name: str, policy: Policy, tokenizer: Any, teacher: Policy, other: Any) -> None:
     """InputError unless each id is the same token to both, and the teacher knows all of the policy's."""
-    own, theirs = ({index: token for token, index in _vocabulary(x).items()} for x in (tokenizer, other))
+    vocabularies = (x.get_vocab() if callable(getattr(x, "get_vocab", None)) else {} for x in (tokenizer, other))
+    own, theirs = ({index: token for token, index in one.items()} for one in vocabularies)
     wrong = next((index for index in sorted(own.keys() & theirs.keys()) if own[index] != theirs[index]), None)
     if wrong is not None:
         raise InputError(
@@ -152,7 +151,3 @@ def check_tokens(name: str, policy: Policy, tokenizer: Any, teacher: Policy, oth
         raise InputError(
             f"the teacher {name} has {size} tokens, but the policy {known}: take a teacher with the same tokens"
         )
-
-
-def _vocabulary(tokenizer: Any) -> Mapping[str, int]:
-    return tokenizer.get_vocab() if callable(getattr(tokenizer, "get_vocab", None)) else {}

@@ -1,7 +1,5 @@
 """The environment and the tools of a run: loaded by name, tried before the model is loaded, made a rollout."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,14 +54,14 @@ def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = Fa
     rollout = agent(make, **given) if players == 1 else self_play(make, players, **given)
     rollout = restarting(rollout) if IMITATED in needs else rollout
     rollout = planned(rollout) if PLAN in needs else rollout
-    return (
-        rollout if config.world else replace(rollout, provides=rollout.provides - {ENVIRONMENT})
-    )  # tools alone give none
+    if config.world:
+        return rollout
+    return replace(rollout, provides=rollout.provides - {ENVIRONMENT})  # tools alone give none
 
 
 def make_environment(config: TrainConfig) -> MakeEnvironment:
     """What makes a row's environment. InputError for an environment or tools that cannot be loaded."""
-    tools = tuple(_tool(spec) for spec in config.tools)
+    tools = tuple(_loaded(spec, "the tool", load_function) for spec in config.tools)
     if config.world is None:
         return lambda row: WithTools(tools, config.tool_time_limit)
     return environments(_factory(config), tools, config.tool_time_limit, config.players)
@@ -174,8 +172,6 @@ def _in_time(config: TrainConfig, function: Callable[[], T], what: str) -> T:
 def _made(
     config: TrainConfig, make: MakeEnvironment, row: Mapping[str, Any]
 ) -> tuple[Environment, tuple[Mapping[str, Any], ...]]:
-    """An environment, and the tools that it describes."""
-
     def tried() -> tuple[Environment, tuple[Mapping[str, Any], ...]]:
         world = make(row)
         return world, tuple(world.tools)
@@ -192,11 +188,14 @@ def _factory(config: TrainConfig) -> Any:
     """What makes environments: a class, a function, or a dict of them. InputError for what cannot be loaded, or is
     anything else."""
     if config.harness is not None:
-        return _of_harness(config.harness)
+        try:
+            from jaxrl_llm.server.harness import harness
+        except ImportError:
+            raise missing_package("aiohttp", "serve", "a harness") from None
+        return harness(_loaded(config.harness, "the harness", load_function))
     spec = config.environment
     assert spec is not None
-    found = value_of(spec, "the environment")
-    found = _loaded(spec, "the environment", load_value)[0] if found is None else found
+    found = _loaded(spec, "the environment", load_value)
     if not callable(found) and not (isinstance(found, Mapping) and found and all(map(callable, found.values()))):
         raise InputError(
             f"the environment {spec} is {shown(found)}, but must be a class, a function that makes one, or a dict of "
@@ -205,23 +204,10 @@ def _factory(config: TrainConfig) -> Any:
     return found
 
 
-def _of_harness(spec: str) -> Callable[[], Environment]:
-    """What makes the environments of a harness."""
-    try:
-        from jaxrl_llm.server.harness import harness
-    except ImportError:
-        raise missing_package("aiohttp", "serve", "a harness") from None
-    play = value_of(spec, "the harness")
-    return harness(_loaded(spec, "the harness", load_function)[0] if play is None else play)
-
-
-def _tool(spec: str) -> Any:
-    found = value_of(spec, "the tool")
-    return _loaded(spec, "the tool", load_function)[0] if found is None else found
-
-
 def _loaded(spec: str, what: str, load: Callable[[str, str], Any]) -> Any:
+    if (found := value_of(spec, what)) is not None:
+        return found
     check_file(spec, what)
     if ":" not in spec:
         raise InputError(f"{what} {spec!r} has no module: write FILE.py:NAME or MODULE:NAME")
-    return load(spec, what)
+    return load(spec, what)[0]

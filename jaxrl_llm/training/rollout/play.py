@@ -1,7 +1,5 @@
 """Episodes of an agent in a terminal: what the policy says, what its environment answers, and what it is rewarded."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.data.chat.calls import Reply
+from jaxrl_llm.data.chat.encode import from_json
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.environments.protocol import Environment, Observation
 from jaxrl_llm.environments.tools.base import WithTools
@@ -122,7 +121,8 @@ def rows_to_play(prompts: Sequence[str]) -> list[dict[str, Any]]:
     environment says everything. InputError for an object without a prompt that is a text, or that is cut off."""
     rows: list[dict[str, Any]] = []
     for text in prompts or ("",):
-        row = _object(text)
+        row = from_json(text) if text.lstrip().startswith("{") else None
+        row = row if isinstance(row, dict) else None
         if row is None and text.lstrip().startswith('{"'):
             raise InputError(f'the row {shown(text)} is not valid JSON: write {{"prompt": ...}}, or a text')
         if row is not None and not isinstance(row.get("prompt", ""), str | list):
@@ -164,14 +164,3 @@ def play_rows(
     source.next(source.init(), params, jax.random.key(seed), seed)
     places = {json.dumps(row, default=str): place for place, row in reversed(list(enumerate(rows)))}
     return sorted(made, key=lambda one: places[json.dumps(dict(one.row), default=str)])
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """A JSON object; None for any other text."""
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None

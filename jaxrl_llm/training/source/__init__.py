@@ -1,18 +1,24 @@
-"""The standard source of batches, made from the configuration."""
-
-from __future__ import annotations
+"""The standard source of batches, made from the configuration, and embeddings of prompts for curricula."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.source import Curriculum, Replay, Source, Step
+from jaxrl_llm.core.shapes import bucket
+from jaxrl_llm.core.source import Curriculum, Source, Step
+from jaxrl_llm.curriculum.embedded import EMBEDDING, FromEmbeddings
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed.hosts import Hosts
-from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.distributed.aot import compiled
+from jaxrl_llm.distributed.hosts import Hosts, to_numpy
+from jaxrl_llm.distributed.mesh import to_device, to_mesh
+from jaxrl_llm.models.mesh_axes import row_shards
+from jaxrl_llm.models.parameters import combine, without_critic
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.scores import pooled_states
 from jaxrl_llm.replay.base import Swarm
 from jaxrl_llm.replay.disk import is_available, on_disk
 from jaxrl_llm.rewards import Reward
@@ -26,6 +32,8 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of, strategy_of
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.source.swarm import swarm_source
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.starting import phase
 from jaxrl_llm.utils.storage import is_url
 
 OfRows = Callable[[Sequence[dict[str, Any]]], Curriculum]  # makes it from the training rows
@@ -44,9 +52,13 @@ def source_of(
         return swarm_source(
             config, parts, algorithm.replay, lambda given, alone: source_of(given, alone, clock, curriculum, watch)
         )
+    replay = algorithm.replay or no_replay()
+    if parts.hosts.count == 1 and not is_url(config.output) and is_available():
+        folder, above = Path(config.output) / "replay", config.replay_megabytes * 10**6
+        replay = on_disk(replay, folder, above, config.keep_checkpoints)
     setup = experience_of(
         config, algorithm, parts.policy, parts.prompts, parts.rewards, parts.sampler, parts.hosts, curriculum,
-        replay=_replay_of(config, parts), reference=parts.first_reference, clock=clock, watch=watch,
+        replay=replay, reference=parts.first_reference, clock=clock, watch=watch,
     )  # fmt: skip
     if not config.max_staleness:
         return experience(setup)
@@ -70,14 +82,6 @@ def experience_of(
     )  # fmt: skip
 
 
-def _replay_of(config: TrainConfig, parts: RunParts) -> Replay:
-    """The method's replay, which keeps the tokens of a large store in the run's folder, where it may."""
-    replay = parts.algorithm.replay or no_replay()
-    if parts.hosts.count > 1 or is_url(config.output) or not is_available():
-        return replay
-    return on_disk(replay, Path(config.output) / "replay", config.replay_megabytes * 10**6, config.keep_checkpoints)
-
-
 def timed(source: Source, clock: Clock) -> Source:
     """The source with its time counted as sampling, but for what it times itself."""
 
@@ -86,3 +90,61 @@ def timed(source: Source, clock: Clock) -> Source:
             return source.next(*arguments)
 
     return source._replace(next=following)
+
+
+TOKENS = 16_384  # of a batch of prompts, about
+
+
+def with_embeddings(config: TrainConfig, parts: RunParts, params: Params, curriculum: OfRows | None) -> OfRows | None:
+    """What makes the run's curriculum; where the method's reads embeddings, from rows that have them.
+
+    params: the initial ones, from which a resumed run computes the same embeddings again. curriculum: instead of the
+    method's, returned as it is. On several hosts all must call this. InputError for prompts that are read as they are
+    drawn.
+    """
+    make = parts.algorithm.prompts
+    if curriculum is not None or not isinstance(make, FromEmbeddings):
+        return curriculum
+    if not isinstance(parts.prompts.rows, list | tuple):
+        raise InputError(
+            "the curriculum reads an embedding of every prompt, but prompts are read as they are drawn: use fewer "
+            "prompts, or a file that is loaded as a whole"
+        )
+    with phase("embed the prompts"):
+        table = prompt_embeddings(parts, combine(parts.frozen, without_critic(params)), make.pieces)
+    return lambda rows: make([{**row, EMBEDDING: own} for row, own in zip(rows, table, strict=True)], config.seed)
+
+
+def prompt_embeddings(parts: RunParts, params: Params, pieces: int) -> np.ndarray:
+    """f32[P, pieces, D]: `pooled_states` of the run's prompts."""
+    prompts, shards = parts.prompts, row_shards(parts.mesh)
+    sizes = np.array([len(ids) for ids in prompts.ids])
+    order = np.argsort(sizes, kind="stable")
+    table, first = np.zeros((len(sizes), pieces, parts.policy.config.hidden_size), np.float32), 0
+    while first < len(order):
+        length = _length(int(sizes[order[min(first + _rows(int(sizes[order[first]]), shards), len(order)) - 1]]))
+        rows = _rows(length, shards)
+        chosen = order[first : first + rows]
+        tokens, real = np.zeros((rows, length), np.int32), np.zeros((rows, length), bool)
+        for row, place in enumerate(np.resize(chosen, rows).tolist()):  # those beyond them repeat prompts
+            ids = prompts.ids[place]
+            tokens[row, : len(ids)], real[row, : len(ids)] = ids, True
+        found = _pooled(parts.policy, params, *to_mesh((tokens, real), parts.mesh), pieces)
+        table[chosen] = np.asarray(to_numpy(found, parts.mesh))[: len(chosen)]
+        first += rows
+    return table
+
+
+@compiled(static_argnames=("policy", "pieces"))
+def _pooled(policy: Policy, params: Params, tokens: jax.Array, real: jax.Array, pieces: int) -> jax.Array:
+    return pooled_states(policy, to_device(params), tokens, real, pieces)
+
+
+def _length(size: int) -> int:
+    """Of a batch whose longest prompt has `size` tokens: few lengths, so that few programs are compiled."""
+    return bucket(size, 16, 1)
+
+
+def _rows(length: int, shards: int) -> int:
+    """How many prompts of this length a batch has: a multiple of `shards`."""
+    return max(TOKENS // _length(length) // shards, 1) * shards

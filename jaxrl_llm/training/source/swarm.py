@@ -1,7 +1,5 @@
 """A swarm in one process: the run's policy and others like it, which sample, share groups and learn side by side."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Attention in decoding: to a prompt's cache, shared and read once for many rows, and to a row's ring KV cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -30,16 +28,9 @@ from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, 
 Result = TypeVar("Result")
 
 __all__ = [
-    "MASKED",
-    "OwnAttention",
-    "PartialAttention",
-    "decode_attention",
-    "merge",
-    "own_attention",
-    "partial_attention",
-    "visible_own",
-    "visible_prompt",
-]
+    "MASKED", "OwnAttention", "PartialAttention", "decode_attention", "merge", "own_attention", "partial_attention",
+    "visible_own", "visible_prompt",
+]  # fmt: skip
 
 
 def decode_attention(

@@ -7,8 +7,6 @@ piece is taken from the tile in VMEM, with the column replaced. The output cache
 kept in HBM, so nothing else is written. No step of the grid reads what another one writes.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

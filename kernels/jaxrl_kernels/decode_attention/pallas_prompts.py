@@ -10,8 +10,6 @@ the last tile in use, which is already in VMEM. If all columns are one tile, a b
 step of the grid has overhead.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -84,11 +82,8 @@ def pallas_prompts(
     down = pl.BlockSpec((i, j, tile, h), lambda p, k, t, length: (p, k, used(p, t, length), 0))
     # Transposed to match the layout of XLA for TPUs, which would otherwise copy them to the layout that kernels need.
     key_axis, value_axis = int(by_lanes(S, h, True)), int(by_lanes(S, h, False))
-    operands = [
-        q.reshape(P, K, Q, h),
-        keys if key_axis else keys.swapaxes(2, 3),
-        values.swapaxes(2, 3) if value_axis else values,
-    ]
+    cache = keys if key_axis else keys.swapaxes(2, 3), values.swapaxes(2, 3) if value_axis else values
+    operands = [q.reshape(P, K, Q, h), *cache]
     specs = [of_block(Q, h), *(along(h) if axis else down for axis in (key_axis, value_axis))]
     if numbers.window:
         operands.append(jnp.repeat(position, R, axis=1)[..., None])

@@ -1,8 +1,6 @@
 """Attention of one token's queries to a cache in plain JAX, with the logits of all columns at once."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,9 +88,8 @@ def partial_attention(
     l = jnp.sum(weights, axis=-1)
     if value_scale is not None:
         weights = weights * value_scale[:, :, None]
-    acc = jnp.einsum(
-        "nkqs,nksh->nkqh", weights.astype(q.dtype), values.astype(q.dtype), preferred_element_type=jnp.float32
-    )
+    weights, values = weights.astype(q.dtype), values.astype(q.dtype)
+    acc = jnp.einsum("nkqs,nksh->nkqh", weights, values, preferred_element_type=jnp.float32)
     return PartialAttention(acc.reshape(N, K, W, R, h), m.reshape(N, K, W, R), l.reshape(N, K, W, R))
 
 
@@ -130,10 +127,7 @@ def reference_own(
     values = put_slice(values, v[:, :, None], place, 2)
     if scales is not None and new_scales is not None:
         scales = write_scales(scales, new_scales, place)
-    visible = visible_own(count, step, S, numbers.window)
-    key_scale, value_scale = scales or (None, None)
-    mine = partial_attention(
-        q[:, :, None], keys, values, visible, key_scale, value_scale, numbers.query_scale, numbers.softcap
-    )
+    rest: Any = *(scales or (None, None)), numbers.query_scale, numbers.softcap
+    mine = partial_attention(q[:, :, None], keys, values, visible_own(count, step, S, numbers.window), *rest)
     y = merge(PartialAttention(*(x[:, :, None] for x in prompt)), mine)[:, :, 0]
     return OwnAttention(y.astype(q.dtype), keys, values, scales)

@@ -1,7 +1,6 @@
 """Shared parts of the Pallas attention kernels: block sizes, and the update of the running sums by one tile."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -28,37 +27,26 @@ class Tiles(NamedTuple):
     numbers: Numbers
 
 
-def default_heads(heads: int, queries: int, width: int, itemsize: int) -> int:
-    """Heads per block: the largest divisor that fits the buffers, because each step of the grid has overhead."""
-    fits = lambda n: n * queries <= QUERIES and n * width * LANES * itemsize <= BUFFER_BYTES  # noqa: E731
-    return max((n for n in range(1, heads + 1) if heads % n == 0 and fits(n)), default=1)
-
-
-def default_tile(columns: int, heads: int, queries: int, width: int, itemsize: int) -> int:
-    """Columns per tile: the largest multiple of LANES that fits the buffers, or all columns if they fit."""
-    most = min(BUFFER_BYTES // (heads * width * itemsize), LOGITS // queries) // LANES * LANES
-    return min(columns, max(LANES, most))
-
-
-def default_slots(slots: int, heads: int, queries: int, width: int, columns: int, itemsize: int) -> int:
-    """Slots per block if a tile is all columns: the largest divisor that fits the buffers and can be unrolled."""
-
-    def fits(n: int) -> bool:
-        rows = n * heads
-        size = rows * width * max(columns, LANES) * itemsize
-        return rows <= UNROLLED and rows * queries <= QUERIES and size <= BUFFER_BYTES
-
-    return max((n for n in range(1, slots + 1) if slots % n == 0 and fits(n)), default=1)
-
-
 def block_sizes(
     slots: int, heads: int, queries: int, width: int, columns: int, itemsize: int, tile: int | None
 ) -> tuple[int, int, int]:
-    """Slots, heads and columns of a block. tile: requested columns, or None."""
-    head_block = default_heads(heads, queries, width, itemsize)
-    tile = min(columns, tile) if tile else default_tile(columns, head_block, queries, width, itemsize)
-    whole = tile == columns and head_block == heads
-    return default_slots(slots, heads, queries, width, columns, itemsize) if whole else 1, head_block, tile
+    """Slots, heads and columns of a block, as many as fit, because each step of the grid has overhead.
+
+    Heads first, then columns; a block has several slots only if it has all heads and columns. tile: requested columns,
+    or None.
+    """
+
+    def most(count: int, fits: Callable[[int], bool]) -> int:
+        return max((n for n in range(1, count + 1) if count % n == 0 and fits(n)), default=1)
+
+    each = width * itemsize  # bytes of a column
+    block = most(heads, lambda n: n * queries <= QUERIES and n * LANES * each <= BUFFER_BYTES)
+    tile = tile or max(LANES, min(BUFFER_BYTES // (block * each), LOGITS // queries) // LANES * LANES)
+    if tile < columns or block < heads:
+        return 1, block, min(columns, tile)
+    size, rows = heads * max(columns, LANES) * each, heads * queries
+    together = most(slots, lambda n: n * heads <= UNROLLED and n * rows <= QUERIES and n * size <= BUFFER_BYTES)
+    return together, heads, columns
 
 
 def by_lanes(columns: int, width: int, natural: bool) -> bool:

@@ -1,7 +1,5 @@
 """The gated delta rule (Yang et al. 2024, arXiv 2412.06464) in chunks whose paths may branch."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -72,7 +70,7 @@ def delta_rule(
     places = jnp.where(entry < 0, n + starts.shape[1] - 1, entry).astype(jnp.int32)
     mesh = mesh_of(mesh, x, places, starts)
     if mesh is None:
-        return _chunked(implementation, branches, x, places, starts, shares)
+        return _chunked(implementation, branches, (x, shares), places, starts)
     rows, heads = dividing(mesh, row_axis, R), first_dividing(mesh, head_axis, x.v.shape[3])
     if heads is not None:  # each device has the heads of keys that its own of values share
         K = x.q.shape[3]
@@ -84,22 +82,16 @@ def delta_rule(
         return _chunked(implementation, branches, *vary_together(*arrays))
 
     tokens, states, by_rows = jax.P(rows, None, None, heads), jax.P(rows, None, heads), jax.P(rows)
-    specs = (
-        jax.tree.map(lambda _: tokens, x), by_rows, states, jax.tree.map(lambda _: by_rows, shares),
-    )  # fmt: skip
     return jax.shard_map(
-        run, mesh=mesh, in_specs=specs, out_specs=(tokens, jax.P(rows, heads)),
+        run, mesh=mesh, in_specs=((tokens, by_rows), by_rows, states), out_specs=(tokens, jax.P(rows, heads)),
         check_vma=implementation != "pallas",  # interpret mode does not track varying axes
-    )(x, places, starts, shares)  # fmt: skip
+    )((x, shares), places, starts)  # fmt: skip
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _chunked(
-    implementation: str | None, branches: int | None, x: DeltaInputs, places: Array, starts: Array,
-    shares: Shares | None,
-) -> tuple[Array, Array]:  # fmt: skip
+def _chunked(implementation: str | None, branches: int | None, *given: Any) -> tuple[Array, Array]:
+    """given: the inputs and shares, places and starts, as `chunk.forward` takes them."""
     kernel = partial(pallas_kernel.forward, states=False)
-    given = (x, shares), places, starts
     return _by_platform(implementation, branches, lambda *given: chunk.forward(*given)[:2], kernel, given)
 
 
@@ -110,29 +102,25 @@ def _by_platform(implementation: str | None, branches: int | None, xla: Any, pal
     return by_platform(xla, partial(pallas, of=of), implementation, *given)
 
 
-def _forward(
-    implementation: str | None, branches: int | None, x: DeltaInputs, places: Array, starts: Array,
-    shares: Shares | None,
-) -> tuple[tuple[Array, Array], Any]:  # fmt: skip
-    given = (x, shares), places, starts
+def _forward(implementation: str | None, branches: int | None, *given: Any) -> tuple[tuple[Array, Array], Any]:
     out, last, after = _by_platform(implementation, branches, chunk.forward, pallas_kernel.forward, given)
-    return (out, last), (x, places, starts, shares, after)
+    return (out, last), (*given, after)
 
 
 def _backward(
     implementation: str | None, branches: int | None, residuals: Any, cotangents: tuple[Array, Array]
 ) -> tuple[Any, ...]:
-    x, places, starts, shares, after = residuals
-    given = (x, shares), places, starts, after, *cotangents
+    (_, shares), places, *_ = residuals
+    given = *residuals, *cotangents
     d_x, d_starts = _by_platform(implementation, branches, chunk.backward, pallas_kernel.backward, given)
-    return d_x, np.zeros(places.shape, jax.dtypes.float0), d_starts, jax.tree.map(jnp.zeros_like, shares)
+    nothing = np.zeros(places.shape, jax.dtypes.float0)
+    return (d_x, jax.tree.map(jnp.zeros_like, shares)), nothing, d_starts
 
 
 _chunked.defvjp(_forward, _backward)
 
 
 def _check(x: DeltaInputs, entry: Array, starts: Array) -> None:
-    """Raise a ValueError that names the argument, what was found and what is expected."""
     if x.q.ndim != 5 or not jnp.issubdtype(x.q.dtype, jnp.floating):
         raise ValueError(f"q must be floating [R, n, C, K, k], found {x.q.dtype}{list(x.q.shape)}")
     R, n, C, K, k = x.q.shape

@@ -10,8 +10,6 @@ With G_t the sum of g up to token t, S the state before, and everything of one h
 kernel compute.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -70,7 +68,7 @@ def step(
     eye, earlier, pairs = row == column, column < row, column <= row
     # Sums of g up to each token, both ways: down a column and along a row.
     down = jnp.sum(jnp.where(pairs, g, 0), axis=-1, keepdims=True)  # [..., H, C, 1]
-    along = _across(down, eye)  # [..., H, 1, C]
+    along = jnp.sum(jnp.where(eye, down, 0), axis=-2, keepdims=True)  # [..., H, 1, C]
     whole = jnp.sum(g, axis=-1, keepdims=True)  # [..., H, 1, 1]
     grown, left, decay = jnp.exp(down), jnp.exp(whole - down), jnp.exp(whole)
     between = jnp.exp(jnp.where(pairs, down - along, 0))
@@ -81,12 +79,12 @@ def step(
         left, decay = left * _upright(shares.to_end, eye), decay * shares.through
     between = jnp.where(of_one, between, 0)
     rate = _upright(beta, eye)  # [..., H, C, 1]
-    of_keys, of_queries = _for_values(_inner(k, k), of_each), _for_values(_inner(q, k), of_each)
+    of_keys, of_queries = (_for_values(_product(each, k, axes=(1, 1)), of_each) for each in (k, q))
     q, k = _for_values(q, of_each), _for_values(k, of_each)
     system = jnp.where(earlier, rate * of_keys * between, 0)
     change = solve(system, rate * (v - grown * _product(k, state)))
     out = grown * _product(q, state) + _product(of_queries * between, change)
-    return out.astype(x.v.dtype), decay * state + _outer(k, left * change)
+    return out.astype(x.v.dtype), decay * state + _product(k, left * change, axes=(0, 0))
 
 
 def _for_values(x: Array, count: int) -> Array:
@@ -102,29 +100,12 @@ def _upright(x: Array, eye: Array) -> Array:
     return jnp.sum(jnp.where(eye, x, 0), axis=-1, keepdims=True)
 
 
-def _across(x: Array, eye: Array) -> Array:
-    """A column [..., C, 1] as a row [..., 1, C]."""
-    return jnp.sum(jnp.where(eye, x, 0), axis=-2, keepdims=True)
-
-
-def _dims(x: Array, left: int, right: int) -> Any:
-    batch = tuple(range(x.ndim - 2))
-    return ((x.ndim - 2 + left,), (x.ndim - 2 + right,)), (batch, batch)
-
-
-def _product(a: Array, b: Array, precision: jax.lax.Precision | None = None) -> Array:
-    """a b."""
-    return jax.lax.dot_general(a, b, _dims(a, 1, 0), precision=precision, preferred_element_type=a.dtype)
-
-
-def _inner(a: Array, b: Array, precision: jax.lax.Precision | None = None) -> Array:
-    """a b^T."""
-    return jax.lax.dot_general(a, b, _dims(a, 1, 1), precision=precision, preferred_element_type=a.dtype)
-
-
-def _outer(a: Array, b: Array, precision: jax.lax.Precision | None = None) -> Array:
-    """a^T b."""
-    return jax.lax.dot_general(a, b, _dims(a, 0, 0), precision=precision, preferred_element_type=a.dtype)
+def _product(a: Array, b: Array, precision: jax.lax.Precision | None = None, axes: tuple[int, int] = (1, 0)) -> Array:
+    """The product of matrices over an axis of each: a b; of axes (1, 1) a b^T, of (0, 0) a^T b."""
+    batch = tuple(range(a.ndim - 2))
+    left, right = ((a.ndim - 2 + axis,) for axis in axes)
+    dimensions = (left, right), (batch, batch)
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=a.dtype)
 
 
 def _solved_forward(a: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -135,8 +116,8 @@ def _solved_forward(a: Array, right: Array) -> tuple[Array, tuple[Array, Array]]
 
 def _solved_backward(residuals: tuple[Array, Array], d_x: Array) -> tuple[Array, Array]:
     inverse, x = residuals
-    d_right = _outer(inverse, d_x, EXACT)
-    return -_inner(d_right, x), d_right
+    d_right = _product(inverse, d_x, EXACT, axes=(0, 0))
+    return -_product(d_right, x, axes=(1, 1)), d_right
 
 
 solved.defvjp(_solved_forward, _solved_backward)
@@ -185,7 +166,8 @@ def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array, A
     places: int32[R, n], where among the states after chunks and `starts` [R, s, H, k, v] each chunk finds its own.
     """
     n, v = places.shape[1], given[0].v
-    known = _after(zeros((len(places), n, *starts.shape[2:]), starts.dtype, starts), starts)
+    states = zeros((len(places), n, *starts.shape[2:]), starts.dtype, starts)
+    known = jnp.concatenate([states, starts], axis=1)
 
     def one(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         out, known = carry
@@ -202,8 +184,8 @@ def backward(
 ) -> tuple[DeltaInputs, Array]:
     """The cotangents of the inputs and of `starts`."""
     n, rows = places.shape[1], jnp.arange(len(places))
-    known = _after(after, starts)
-    d_known = _after(_like(after), _like(starts)).at[:, n - 1].set(d_last)
+    known = jnp.concatenate([after, starts], axis=1)
+    d_known = jnp.concatenate([_like(after), _like(starts)], axis=1).at[:, n - 1].set(d_last)
 
     def one(back: Array, carry: tuple[DeltaInputs, Array]) -> tuple[DeltaInputs, Array]:
         d_x, d_known = carry
@@ -231,10 +213,6 @@ def _step(x: DeltaInputs, shares: Shares | None, state: Array) -> tuple[Array, A
 
 def _like(x: Array) -> Array:
     return zeros(x.shape, x.dtype, x)
-
-
-def _after(states: Array, starts: Array) -> Array:
-    return jnp.concatenate([states, starts], axis=1)
 
 
 def _of_chunk(given: Any, number: Array) -> Any:

@@ -5,9 +5,7 @@ chip from chunk to chunk; so do, in slots, states from which other chunks begin 
 these are their cotangents.
 """
 
-from __future__ import annotations
-
-import math
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -59,14 +57,11 @@ def sizes_of(given: Given, starts: Array, branches: int | None) -> Sizes | None:
     R, n, C, K, k = given[0].q.shape
     (H, v), s = given[0].v.shape[3:], starts.shape[1]
     slots = s + (n if branches is None else min(branches, n))
-    of_head, each = (slots + 2) * math.prod(_tiled(k, v)) * 4, H // K
+    tiled = -(-k // 8) * 8 * -(-v // LANES) * LANES  # numbers of a state, as memory lays it out
+    of_head, each = (slots + 2) * tiled * 4, H // K
     fitting = [heads for heads in range(each, max(MOST_HEADS, each) + 1, each)
                if H % heads == 0 and heads * of_head <= STATES]  # fmt: skip
     return Sizes(R, n, H, K, C, k, v, s, slots, fitting[-1]) if fitting else None
-
-
-def _tiled(rows: int, columns: int) -> tuple[int, int]:
-    return -(-rows // 8) * 8, -(-columns // LANES) * LANES
 
 
 def step_flops(of: Sizes) -> int:
@@ -109,7 +104,6 @@ def _side_by_side(x: Array) -> Array:
 
 
 def _read(x: DeltaInputs, shares: Shares | None, of: Sizes) -> tuple[Chunk, Shares | None]:
-    """The blocks of a chunk, heads first."""
     q, k = (_heads(ref[0, 0], of.keys) for ref in (x.q, x.k))
     chunk = Chunk(q, k, _heads(x.v[0, 0], of.together), x.g[0, 0], x.beta[0, 0])
     return chunk, jax.tree.map(lambda ref: ref[0, 0], shares)
@@ -163,9 +157,7 @@ def _backward_kernel(
     state = jnp.where(at < of.n, before[0, 0], starts[0, jnp.maximum(at - of.n, 0)])
     pull = jax.vjp(lambda x, state: step(x, state, own_shares), own, state)[1]
     d_own, d_before = pull((_heads(d_out[0, 0], of.together), d_state[...]))
-    for ref, value in zip(d_x[:3], d_own[:3], strict=True):
-        ref[0, 0] = _side_by_side(value)
-    for ref, value in zip(d_x[3:], d_own[3:], strict=True):
+    for ref, value in zip(d_x, chain(map(_side_by_side, d_own[:3]), d_own[3:]), strict=True):
         ref[0, 0] = value
     d_state[...] = jnp.where(taken >= 0, 0, d_before)
 
@@ -224,13 +216,9 @@ def _call(
     times: int, interpret: bool,
 ) -> Any:  # fmt: skip
     """times: how often the operations of a forward pass."""
-    moved = sum(x.nbytes for x in jax.tree.leaves(inputs)) + sum(
-        x.size * x.dtype.itemsize for x in jax.tree.leaves(out_shape)
-    )
+    moved = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((inputs, out_shape)))
     chunks, axes = of.R * of.H * of.n, jax.typeof(places).manual_axis_type
-    out_shape = jax.tree.map(
-        lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype, manual_axis_type=axes), out_shape
-    )
+    out_shape = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, manual_axis_type=axes), out_shape)
     state, dtype = (of.together, of.k, of.v), inputs[0].g.dtype
     return pl.pallas_call(
         lambda *refs: kernel(*refs, of=of),

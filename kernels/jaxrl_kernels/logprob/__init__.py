@@ -1,14 +1,13 @@
 """Log-probability and entropy of tokens from hidden states, without the [M, V] logits."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import check_implementation
-from jaxrl_kernels.logprob.dispatch import HeadOptions, by_slices, by_whole, check, rows_of
-from jaxrl_kernels.logprob.reference import reference_logprob
+from jaxrl_kernels.logprob.dispatch import HeadOptions, by_slices, check
+from jaxrl_kernels.logprob.tile import accumulation_dtype, reference_logprob
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
 
 __all__ = ["fused_logprob"]
@@ -80,21 +79,18 @@ def fused_logprob(
     check_apart(row_axis, vocab_axis)
     sizes = {"block_size": block_size, "row_block": row_block, "vocab_size": vocab_size}
     check(hidden, unembedding, targets, temperature, softcap, support_floor, sizes)
-    targets, temperatures, floor = rows_of(hidden, targets, temperature, support_floor)
+    dtype = accumulation_dtype(hidden)
+    temperatures = jnp.broadcast_to(jnp.asarray(temperature, dtype), hidden.shape[:1])
+    floor, targets = None if support_floor is None else support_floor.astype(dtype), targets.astype(jnp.int32)
+    arrays = hidden, unembedding, targets, *jax.lax.stop_gradient((temperatures, floor))
     if implementation == "reference":
-        hidden, unembedding, targets, temperatures, floor = vary_together(
-            hidden, unembedding, targets, temperatures, floor
-        )
-        return reference_logprob(hidden, unembedding, targets, temperatures, floor, float(softcap), vocab_size)
+        return reference_logprob(*vary_together(*arrays), softcap=float(softcap), vocab_size=vocab_size)
     options = HeadOptions(float(softcap), implementation, block_size, row_block, vocab_size)
-    arrays = hidden, unembedding, targets, temperatures, floor
     mesh = mesh_of(mesh, arrays)
     if mesh is None:
-        return by_whole(*arrays, options)
+        return by_slices(*arrays, options)
     rows, cut = dividing(mesh, row_axis, hidden.shape[0]), dividing(mesh, vocab_axis, unembedding.shape[0])
-    on_device = (
-        partial(by_whole, options=options) if cut is None else partial(by_slices, options=options, axis_name=cut)
-    )
+    on_device = partial(by_slices, options=options, axis_name=cut)
     specs = jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows)
     # Interpret mode does not track varying axes.
     track = cut is not None and implementation != "pallas"

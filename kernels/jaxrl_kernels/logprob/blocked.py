@@ -4,8 +4,6 @@ No [M, V] array is allocated. `gradients` is shared by all implementations: each
 logits, and XLA computes the two products with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.half_products import by_rows, is_half, over_rows, put_slice
-from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.logprob.tile import (
+    EXCLUDED,
     Cotangents,
     Inputs,
     LogitSums,

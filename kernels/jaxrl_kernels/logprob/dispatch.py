@@ -9,10 +9,8 @@ entropy within it and w_i = exp(s_i - s),
 In the backward pass the gradient of the hidden states is summed over the axis; that of the unembedding stays sharded.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,42 +18,15 @@ import jax.numpy as jnp
 from jaxrl_kernels.implementations import by_platform
 from jaxrl_kernels.logprob.blocked import blocked_gradients, blocked_sums
 from jaxrl_kernels.logprob.pallas_kernel import pallas_gradients, pallas_sums, plan
-from jaxrl_kernels.logprob.tile import Cotangents, Inputs, Normaliser, SliceResult, Support, accumulation_dtype, finish
+from jaxrl_kernels.logprob.tile import Cotangents, HeadOptions, Inputs, Normaliser, SliceResult, Support, finish
 from jaxrl_kernels.partition import vary_together
 
 BLOCK_SIZE = 2048  # of "xla"; 1024 to 8192 are equally fast on CPU
 
 
-class HeadOptions(NamedTuple):
-    """Static options of the implementations, of `fused_logprob` and of `fused_sample`."""
-
-    softcap: float
-    implementation: str | None  # "pallas", "xla" or None
-    block_size: int | None
-    row_block: int | None
-    vocab_size: int | None = None  # without padding
-
-
-def slice_parts(inputs: Inputs, options: HeadOptions) -> SliceResult:
-    """The result for a slice of the vocabulary.
-
-    Differentiable once, in reverse mode, with respect to hidden and unembedding. m is not differentiated.
-    """
-    targets, most = inputs.targets, inputs.unembedding.shape[0] if inputs.limit is None else inputs.limit
-    targets = jnp.where((targets >= 0) & (targets < most), targets, -1)  # a tile can be padded
-    return _parts(Inputs(*vary_together(*inputs._replace(targets=targets))), options)
-
-
-def slice_normaliser(inputs: Inputs, options: HeadOptions) -> Normaliser:
-    """The normaliser of the slice alone, f32[M]; targets and support are not read. Gradients are zero."""
-    nowhere = jnp.full(inputs.hidden.shape[:1], -1, jnp.int32)
-    arrays = jax.lax.stop_gradient(inputs._replace(targets=nowhere, support=None))
-    parts = _forward(Inputs(*vary_together(*arrays)), options)[0]
-    return Normaliser(parts.m, parts.log_l)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _parts(inputs: Inputs, options: HeadOptions) -> SliceResult:
+    """The result for a slice; differentiable with respect to hidden and unembedding. m is not differentiated."""
     return _forward(inputs, options)[0]
 
 
@@ -64,9 +35,7 @@ def _forward(inputs: Inputs, options: HeadOptions) -> tuple[SliceResult, tuple[I
         return finish(blocked_sums(inputs, options.softcap, _width(inputs, options)))
 
     def pallas(inputs: Inputs, interpret: bool) -> SliceResult:
-        return finish(
-            pallas_sums(inputs, plan(inputs, options.softcap, options.block_size, options.row_block, interpret))
-        )
+        return finish(pallas_sums(inputs, plan(inputs, options, interpret)))
 
     parts = _on_this_platform(blocked, pallas, options, inputs)
     return parts, (inputs, parts)
@@ -77,11 +46,9 @@ def _backward(options: HeadOptions, saved: tuple[Inputs, SliceResult], cotangent
         return blocked_gradients(inputs, parts, wanted, options.softcap, _width(inputs, options))
 
     def pallas(inputs: Inputs, parts: SliceResult, wanted: Cotangents, interpret: bool) -> tuple[jax.Array, jax.Array]:
-        of = plan(inputs, options.softcap, options.block_size, options.row_block, interpret)
-        return pallas_gradients(inputs, parts, wanted, of)
+        return pallas_gradients(inputs, parts, wanted, plan(inputs, options, interpret))
 
-    _, *of_rest = cotangents
-    d_hidden, d_unembedding = _on_this_platform(blocked, pallas, options, *saved, Cotangents(*of_rest))
+    d_hidden, d_unembedding = _on_this_platform(blocked, pallas, options, *saved, Cotangents(*cotangents[1:]))
     zero: Any = None
     return (Inputs(d_hidden, d_unembedding, zero, zero, zero, zero),)
 
@@ -94,7 +61,6 @@ def _width(inputs: Inputs, options: HeadOptions) -> int:
 
 
 def _on_this_platform(blocked: Any, pallas: Any, options: HeadOptions, inputs: Inputs, *rest: Any) -> Any:
-    """Call the implementation that the options or the platform ask for."""
     dtypes = {inputs.hidden.dtype, inputs.unembedding.dtype}
     no_kernel = inputs.hidden.shape[0] == 0 or {jnp.dtype(jnp.float16), jnp.dtype(jnp.float64)} & dtypes
     return by_platform(blocked, pallas, "xla" if no_kernel else options.implementation, inputs, *rest)
@@ -148,32 +114,6 @@ def check_head(
         raise ValueError(f"vocab_size is {limit}, but the unembedding has {unembedding.shape[0]} rows")
 
 
-def rows_of(
-    hidden: jax.Array, targets: jax.Array, temperature: float | jax.Array, support_floor: jax.Array | None
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """targets int32[M], temperature f32[M] and floor f32[M], the latter two under stop_gradient."""
-    temperatures = jnp.broadcast_to(jnp.asarray(temperature, accumulation_dtype(hidden)), hidden.shape[:1])
-    floor = None if support_floor is None else support_floor.astype(accumulation_dtype(hidden))
-    return targets.astype(jnp.int32), *jax.lax.stop_gradient((temperatures, floor))
-
-
-def by_whole(
-    hidden: jax.Array,
-    unembedding: jax.Array,
-    targets: jax.Array,
-    temperature: jax.Array,
-    floor: jax.Array | None,
-    options: HeadOptions,
-) -> tuple[jax.Array, jax.Array]:
-    """logp and entropy, f32[M], of an unsharded vocabulary; temperature f32[M], the rest as in `fused_logprob`."""
-    limit = None if options.vocab_size is None else jnp.int32(options.vocab_size)
-    inputs = Inputs(hidden, unembedding, targets, temperature, None, limit)
-    if floor is not None:
-        inputs = inputs._replace(support=Support(floor, slice_normaliser(inputs, options)))
-    parts = slice_parts(inputs, options)
-    return parts.target_logit - parts.m - parts.log_l, parts.entropy
-
-
 def by_slices(
     hidden: jax.Array,
     unembedding: jax.Array,
@@ -181,26 +121,43 @@ def by_slices(
     temperature: jax.Array,
     floor: jax.Array | None,
     options: HeadOptions,
-    axis_name: str | tuple[str, ...],
+    axis_name: str | tuple[str, ...] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """As `by_whole`, inside `jax.shard_map`, from this device's slice [V / S, D]; the same on all devices of the axis.
+    """logp and entropy, f32[M], of a vocabulary that is whole, or inside `jax.shard_map` sliced along a mesh axis.
 
-    All arrays but the unembedding are replicated over the axis, and targets are global token ids. With check_vma=False,
-    take gradients outside of the `shard_map`: inside, JAX's transposition of collectives makes gradients of a loss that
-    is replicated over the axis S times as large.
+    temperature: f32[M], the rest as in `fused_logprob`. With an axis, this device has the slice [V / S, D] of the
+    unembedding; all other arrays are replicated over the axis, targets are global token ids, and the results are the
+    same on all devices of the axis. With check_vma=False, take gradients outside of the `shard_map`: inside, JAX's
+    transposition of collectives makes gradients of a loss that is replicated over the axis S times as large.
     """
-    mine = unembedding.shape[0]
-    vocabulary, offset = mine * jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name) * mine
-    limit = None if options.vocab_size is None else jnp.int32(options.vocab_size - offset)
-    vocabulary = options.vocab_size or vocabulary
-    known = (targets >= 0) & (targets < vocabulary)
-    places = jnp.where(known, targets - offset, -1)
+    limit: Any = options.vocab_size
+    offset: Any = 0
+    mine, places = unembedding.shape[0], targets
+    if axis_name is not None:
+        vocabulary, offset = mine * jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name) * mine
+        known = (targets >= 0) & (targets < (limit or vocabulary))
+        places = jnp.where(known, targets - offset, -1)
+    limit = None if limit is None else jnp.int32(limit - offset)
     inputs = Inputs(hidden, unembedding, places, temperature, None, limit)
     if floor is not None:
-        inputs = inputs._replace(support=Support(floor, _normaliser(slice_normaliser(inputs, options), axis_name)))
-    parts = slice_parts(inputs, options)
+        nowhere = jnp.full(hidden.shape[:1], -1, jnp.int32)  # the normaliser reads no targets
+        arrays = jax.lax.stop_gradient(inputs._replace(targets=nowhere))
+        of_slice = _forward(Inputs(*vary_together(*arrays)), options)[0]
+        whole = Normaliser(of_slice.m, of_slice.log_l)
+        whole = whole if axis_name is None else _normaliser(whole, axis_name)
+        inputs = inputs._replace(support=Support(floor, whole))
+    most = mine if limit is None else limit
+    within = jnp.where((places >= 0) & (places < most), places, -1)  # a tile can be padded
+    parts = _parts(Inputs(*vary_together(*inputs._replace(targets=within))), options)
+    if axis_name is None:
+        return parts.target_logit - parts.m - parts.log_l, parts.entropy
     here = (places >= 0) & (places < mine)
-    return _combined(parts, here, known, axis_name)
+    whole = _normaliser(Normaliser(parts.m, parts.log_l), axis_name)
+    # Finite even if no token of the slice counts, so that products with its zero weight are zero.
+    log_weight = jax.lax.stop_gradient(parts.m) - whole.m + parts.log_l - whole.log_l
+    entropy = jax.lax.psum(jnp.exp(log_weight) * (parts.entropy - log_weight), axis_name)
+    logit = jax.lax.psum(jnp.where(here, parts.target_logit, 0.0), axis_name)
+    return jnp.where(known, logit, -jnp.inf) - whole.m - whole.log_l, entropy
 
 
 def _normaliser(of_slice: Normaliser, axis_name: str | tuple[str, ...]) -> Normaliser:
@@ -208,15 +165,3 @@ def _normaliser(of_slice: Normaliser, axis_name: str | tuple[str, ...]) -> Norma
     m = jax.lax.pmax(jax.lax.stop_gradient(of_slice.m), axis_name)
     shift = jax.lax.stop_gradient(of_slice.m) - m
     return Normaliser(m, jnp.log(jax.lax.psum(jnp.exp(shift + of_slice.log_l), axis_name)))
-
-
-def _combined(
-    parts: SliceResult, here: jax.Array, known: jax.Array, axis_name: str | tuple[str, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """logp and entropy from the slices' results; here, known: bool[M], if the target is in this slice, or in any."""
-    whole = _normaliser(Normaliser(parts.m, parts.log_l), axis_name)
-    # Finite even if no token of the slice counts, so that products with its zero weight are zero.
-    log_weight = jax.lax.stop_gradient(parts.m) - whole.m + parts.log_l - whole.log_l
-    entropy = jax.lax.psum(jnp.exp(log_weight) * (parts.entropy - log_weight), axis_name)
-    logit = jax.lax.psum(jnp.where(here, parts.target_logit, 0.0), axis_name)
-    return jnp.where(known, logit, -jnp.inf) - whole.m - whole.log_l, entropy

@@ -15,8 +15,6 @@ A partial last tile reads undefined rows of the unembedding: the forward pass ex
 pass never writes them back. Undefined rows of the last row block are never written back either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -26,20 +24,20 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxrl_kernels.half_products import products
 from jaxrl_kernels.logprob.blocked import gradients
-from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.logprob.tile import (
+    EXCLUDED,
     Cotangents,
+    HeadOptions,
     Inputs,
     LogitSums,
-    Normaliser,
     SliceResult,
     Support,
     capped_logits,
     counted,
     d_logits,
     merge,
-    products,
 )
 
 Array = jax.Array
@@ -63,9 +61,7 @@ class Plan(NamedTuple):
     interpret: bool
 
 
-def plan(
-    inputs: Inputs, softcap: float, block_size: int | None, row_block: int | None, interpret: bool = False
-) -> Plan:
+def plan(inputs: Inputs, options: HeadOptions, interpret: bool) -> Plan:
     """A plan that fits VMEM (about 40 MiB at most, for D up to 4,096) with evenly filled blocks.
 
     Each row block reads the whole unembedding, so a row block is as large as fits, to do more operations per byte.
@@ -77,14 +73,14 @@ def plan(
         parts = pl.cdiv(size, max(step, most // step * step))
         return pl.cdiv(pl.cdiv(size, parts), step) * step
 
-    row_block = row_block or evenly(rows, min(MAX_ROWS, ROW_BYTES // (width * itemsize)), ROW_STEP)
-    most = block_size or min(MAX_BLOCK, BLOCK_BYTES // (rows * itemsize))
+    row_block = options.row_block or evenly(rows, min(MAX_ROWS, ROW_BYTES // (width * itemsize)), ROW_STEP)
+    most = options.block_size or min(MAX_BLOCK, BLOCK_BYTES // (rows * itemsize))
     tile = max(LANES, min(MAX_TILE, TILE_BYTES // (width * itemsize)) // LANES * LANES)
     tile = min(tile, pl.cdiv(min(vocabulary, most), LANES) * LANES)
     # XLA for TPUs stores the unembedding transposed if its rows are not a multiple of the lanes, and would copy it
     # before every kernel that reads rows.
     transposed = width % LANES != 0
-    return Plan(min(rows, row_block), tile, evenly(vocabulary, most, tile), softcap, transposed, interpret)
+    return Plan(min(rows, row_block), tile, evenly(vocabulary, most, tile), options.softcap, transposed, interpret)
 
 
 class _Table(NamedTuple):
@@ -92,49 +88,31 @@ class _Table(NamedTuple):
 
     temperature: Array
     support: Support | None
-    parts: SliceResult | None = None
-    cotangents: Cotangents | None = None
-
-
-def _packed(table: _Table) -> Array:
-    return jnp.stack(jax.tree.leaves(table), axis=1)
-
-
-def _unpacked(array: Array, has_support: bool, has_parts: bool) -> _Table:
-    """The columns f32[R, 1]."""
-    column = iter(range(array.shape[1]))
-
-    def take(count: int) -> list[Array]:
-        return [array[:, place : place + 1] for place in (next(column) for _ in range(count))]
-
-    (temperature,) = take(1)
-    support = None
-    if has_support:
-        floor, *whole = take(3)
-        support = Support(floor, Normaliser(*whole))
-    return _Table(temperature, support, *((SliceResult(*take(4)), Cotangents(*take(3))) if has_parts else ()))
+    parts: Any = None  # `SliceResult` and `Cotangents` in the backward pass
+    cotangents: Any = None
 
 
 def _tile(
-    of: Plan, first: Any, limit: Any, hidden: Any, tile: Any, targets: Any, table: _Table
-) -> tuple[Inputs, Array, Array]:
-    """A tile's inputs, its logits f32[R, T] before the cap, and its tokens int32[1, T], the first of which is `first`.
+    of: Plan, first: Any, limit: Any, hidden: Any, tile: Any, targets: Any, packed: Any, structure: Any
+) -> tuple[Inputs, Array, Array, _Table]:
+    """A tile's inputs, its logits f32[R, T] before the cap, its tokens int32[1, T] from `first` on; the table.
 
-    hidden, tile, targets: references to blocks in VMEM.
+    hidden, tile, targets, packed: references to blocks in VMEM; structure: of the table, whose columns are f32[R, 1].
     """
+    columns = packed[...]
+    table = jax.tree.unflatten(structure, [columns[:, i : i + 1] for i in range(columns.shape[1])])
     rows = Inputs(hidden[...], tile[...], targets[...], table.temperature, table.support, limit)
     unembedding = rows.unembedding.T if of.transposed else rows.unembedding
     token = first + jax.lax.broadcasted_iota(jnp.int32, (1, of.tile), 1)
-    return rows, products(rows.hidden, unembedding), token
+    return rows, products(rows.hidden, unembedding), token, table
 
 
 def _sums_kernel(
-    place: Any, hidden: Any, tile: Any, targets: Any, table: Any, *outputs: Any, of: Plan, has_support: bool
+    place: Any, hidden: Any, tile: Any, targets: Any, packed: Any, *outputs: Any, of: Plan, structure: Any
 ) -> None:
     """One tile for one row block. place: int32[2] in SMEM; its second entry is the vocabulary without padding."""
     number = pl.program_id(1)
-    numbers = _unpacked(table[...], has_support, has_parts=False)
-    rows, logits, token = _tile(of, number * of.tile, place[1], hidden, tile, targets, numbers)
+    rows, logits, token, _ = _tile(of, number * of.tile, place[1], hidden, tile, targets, packed, structure)
     z = capped_logits(logits, of.softcap) / rows.temperature
     count = counted(z, token, rows)
     assert count is not None  # there is a limit
@@ -169,15 +147,12 @@ def add_tile(number: Any, outputs: Sequence[Any], new: Any, merge: Callable[[Any
 
 
 def _dz_kernel(
-    place: Any, hidden: Any, tile: Any, targets: Any, table: Any, dz: Any, *, of: Plan, has_support: bool
+    place: Any, hidden: Any, tile: Any, targets: Any, packed: Any, dz: Any, *, of: Plan, structure: Any
 ) -> None:
     """One tile for one row block. place: int32[2] in SMEM, the first tile and the size of the vocabulary."""
-    numbers = _unpacked(table[...], has_support, has_parts=True)
-    assert numbers.parts is not None
-    assert numbers.cotangents is not None
     first = (place[0] + pl.program_id(1)) * of.tile
-    rows, logits, token = _tile(of, first, place[1], hidden, tile, targets, numbers)
-    dz[...] = d_logits(logits, token, rows, numbers.parts, numbers.cotangents, of.softcap).astype(dz.dtype)
+    rows, logits, token, table = _tile(of, first, place[1], hidden, tile, targets, packed, structure)
+    dz[...] = d_logits(logits, token, rows, table.parts, table.cotangents, of.softcap).astype(dz.dtype)
 
 
 class _Result(NamedTuple):
@@ -194,7 +169,9 @@ def _call(
 ) -> list[Array]:
     """Run a kernel over all rows and `tokens` tokens, starting at tile `first`."""
     hidden, unembedding = inputs.hidden, inputs.unembedding
-    (rows, width), vocabulary, packed = hidden.shape, unembedding.shape[0], _packed(table)
+    (rows, width), vocabulary = hidden.shape, unembedding.shape[0]
+    numbers, structure = jax.tree.flatten(table)
+    packed = jnp.stack(numbers, axis=1)
     grid = pl.cdiv(rows, of.rows), pl.cdiv(tokens, of.tile)
     known = vocabulary if inputs.limit is None else jnp.minimum(inputs.limit, vocabulary)
     place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (first, known)])
@@ -208,18 +185,14 @@ def _call(
         tiles = pl.BlockSpec((of.tile, width), lambda r, t, place: (place[0] + t, 0))
     axes = jax.typeof(hidden).manual_axis_type  # inside `jax.shard_map`, results vary over the axes of the inputs
     return pl.pallas_call(
-        partial(kernel, of=of, has_support=inputs.support is not None),
+        partial(kernel, of=of, structure=structure),
         out_shape=[jax.ShapeDtypeStruct((rows, r.columns), r.dtype, manual_axis_type=axes) for r in results],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=grid,
             in_specs=[of_rows(width), tiles, of_rows(1), of_rows(packed.shape[1])],
-            out_specs=[
-                of_rows(result.width)
-                if result.of_rows
-                else pl.BlockSpec((of.rows, result.width), lambda r, t, place: (r, t))
-                for result in results
-            ],
+            out_specs=[of_rows(x.width) if x.of_rows else pl.BlockSpec((of.rows, x.width), lambda r, t, place: (r, t))
+                       for x in results],
         ),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_vmem(of, inputs, results)
@@ -233,7 +206,7 @@ def _call(
         ),
         interpret=of.interpret,
         name=name,
-    )(place, hidden, unembedding.T if of.transposed else unembedding, inputs.targets[:, None], packed)
+    )(place, hidden, unembedding.T if of.transposed else unembedding, inputs.targets[:, None], packed)  # fmt: skip
 
 
 def _vmem(of: Plan, inputs: Inputs, results: list[_Result]) -> int:
@@ -251,9 +224,8 @@ def pallas_sums(inputs: Inputs, of: Plan) -> LogitSums:
     """Sums f32[M, LANES] over the slice, in one pass."""
     table = _Table(inputs.temperature, inputs.support)
     results = [_Result(LANES, LANES, jnp.float32, of_rows=True)] * len(LogitSums._fields)
-    return LogitSums(
-        *_call(_sums_kernel, "fused_logprob_sums", of, inputs, table, 0, inputs.unembedding.shape[0], results)
-    )
+    vocabulary = inputs.unembedding.shape[0]
+    return LogitSums(*_call(_sums_kernel, "fused_logprob_sums", of, inputs, table, 0, vocabulary, results))
 
 
 def pallas_gradients(inputs: Inputs, parts: SliceResult, cotangents: Cotangents, of: Plan) -> tuple[Array, Array]:

@@ -12,15 +12,50 @@ The largest logit m and l = sum_v exp(z_v - m) are kept separately instead of as
 exact for the most probable token however large the logits are. m is not differentiated; log l has the derivative of s.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.partition import zeros
+
+EXCLUDED = -1e30  # stands for the logit -inf outside the support; finite, so that 0 * EXCLUDED is 0 and not NaN
+
+
+class HeadOptions(NamedTuple):
+    """Static options of the implementations, of `fused_logprob` and of `fused_sample`."""
+
+    softcap: float
+    implementation: str | None  # "pallas", "xla" or None
+    block_size: int | None
+    row_block: int | None
+    vocab_size: int | None = None  # without padding
+
+
+def reference_logprob(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    targets: jax.Array,
+    temperature: jax.Array,
+    support_floor: jax.Array | None,
+    *,
+    softcap: float,
+    vocab_size: int | None,
+) -> tuple[jax.Array, jax.Array]:
+    """The formula, with all [M, V] logits; arguments and results as of `fused_logprob`, temperature f32[M]."""
+    sums = jnp.result_type(jnp.float32, hidden, unembedding)
+    z = jnp.einsum("md,vd->mv", hidden, unembedding, preferred_element_type=sums)
+    z = softcap * jnp.tanh(z / softcap) if softcap else z
+    real = jnp.arange(unembedding.shape[0]) < (vocab_size or unembedding.shape[0])
+    z = jnp.where(real, z, EXCLUDED)
+    logp = jax.nn.log_softmax(z / jax.lax.stop_gradient(temperature)[:, None])
+    chosen = (jnp.arange(unembedding.shape[0]) == targets[:, None]) & real
+    if support_floor is not None:
+        support = (jax.lax.stop_gradient(logp) >= support_floor[:, None]) | chosen
+        logp = jax.nn.log_softmax(jnp.where(support, logp, EXCLUDED))
+    entropy = -jnp.sum(jnp.exp(logp) * logp, axis=1)
+    return jnp.max(logp, axis=1, where=chosen, initial=-jnp.inf), entropy
+
 
 Array = jax.Array
 
@@ -85,15 +120,6 @@ def no_sums(shape: tuple[int, ...], like: Array) -> LogitSums:
     """The sums over zero tokens."""
     zero = zeros(shape, accumulation_dtype(like), like)
     return LogitSums(zero + EXCLUDED, zero, zero, zero - jnp.inf)
-
-
-def products(left: Array, right: Array) -> Array:
-    """f32[A, B]: left [A, D] @ right.T, right [B, D], accumulated in float32."""
-    dtype = jnp.result_type(left, right)
-    contract_last = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(
-        left.astype(dtype), right.astype(dtype), contract_last, preferred_element_type=accumulation_dtype(left, right)
-    )
 
 
 def capped_logits(logits: Array, softcap: float) -> Array:

@@ -1,24 +1,16 @@
 """Normalising and rotating the heads of queries and keys in one pass over memory."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import by_platform, check_implementation
-from jaxrl_kernels.norm_rotate.pallas_kernel import LANES, ROWS, backward, forward, forward_of_rows
-from jaxrl_kernels.norm_rotate.reference import Norm, reference
+from jaxrl_kernels.norm_rotate.pallas_kernel import LANES, ROWS, Norm, backward, forward, forward_of_rows, reference
 from jaxrl_kernels.partition import AnyMesh, Axis, dividing, mesh_of, vary_together
 
 __all__ = ["norm_rotate"]
-
-
-class _Static(NamedTuple):
-    norm: Norm
-    implementation: str | None
 
 
 def norm_rotate(
@@ -74,54 +66,41 @@ def norm_rotate(
         raise ValueError(f"weight must be [{h}], {found(weight)}")
     single = L == 1
     fits = N % ROWS == h % LANES == 0 if single else L % LANES == h % 16 == 0
-    fits = fits and x.size > 0
-    static = _Static(Norm(float(epsilon), float(offset)), implementation if fits else "xla")
+    norm = Norm(float(epsilon), float(offset))
+    implementation = implementation if fits and x.size > 0 and implementation != "reference" else "xla"
     mesh = mesh_of(mesh, x, cos, sin)
-    if mesh is None or static.implementation in ("xla", "reference"):
-        return _rotated(static, x, weight, cos, sin)
+    if mesh is None or implementation == "xla":
+        return _rotated(norm, implementation, x, weight, cos, sin)
     rows, heads = dividing(mesh, row_axis, N // ROWS if single else N), dividing(mesh, head_axis, H)
     tokens = None if single else dividing(mesh, token_axis, L // LANES)
 
     def run(x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array) -> jax.Array:
         x, weight, cos, sin = vary_together(x, weight, cos, sin)
-        out = _rotated(static, x.reshape(*x.shape[:2], -1, h), weight, cos, sin)
+        out = _rotated(norm, implementation, x.reshape(*x.shape[:2], -1, h), weight, cos, sin)
         return out.reshape(*out.shape[:2], -1)
 
     flat, of_tokens = jax.P(rows, tokens, heads), jax.P(rows, tokens)
     specs = (flat, None if weight is None else jax.P(), of_tokens, of_tokens)
-    # Interpret mode does not track varying axes.
-    track = static.implementation != "pallas"
-    out = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=flat, check_vma=track)(
-        x.reshape(N, L, -1), weight, cos, sin
-    )
-    return out.reshape(x.shape)
+    track = implementation != "pallas"  # interpret mode does not track varying axes
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=flat, check_vma=track)
+    return sharded(x.reshape(N, L, -1), weight, cos, sin).reshape(x.shape)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _rotated(
-    static: _Static, x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array
-) -> jax.Array:  # fmt: skip
-    implementation = "xla" if static.implementation == "reference" else static.implementation
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _rotated(norm: Norm, implementation: str | None, x: jax.Array, *rest: Any) -> jax.Array:
     kernel = forward_of_rows if x.shape[1] == 1 else forward
-    return by_platform(
-        partial(reference, norm=static.norm), partial(kernel, norm=static.norm), implementation, x, weight, cos, sin
-    )
+    return by_platform(partial(reference, norm=norm), partial(kernel, norm=norm), implementation, x, *rest)
 
 
-def _forward(static: _Static, *given: Any) -> tuple[jax.Array, Any]:
-    return _rotated(static, *given), given
-
-
-def _backward(static: _Static, given: Any, dy: jax.Array) -> tuple[Any, ...]:
+def _backward(norm: Norm, implementation: str | None, given: Any, dy: jax.Array) -> tuple[Any, ...]:
     *_, cos, sin = given
 
     def in_jax(x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array, dy: jax.Array) -> Any:
-        return jax.vjp(lambda x, weight: reference(x, weight, cos, sin, static.norm), x, weight)[1](dy)
+        return jax.vjp(lambda x, weight: reference(x, weight, cos, sin, norm), x, weight)[1](dy)
 
-    single = dy.shape[1] == 1
-    implementation = "xla" if single or static.implementation == "reference" else static.implementation
-    dx, dweight = by_platform(in_jax, partial(backward, norm=static.norm), implementation, *given, dy)
+    implementation = "xla" if dy.shape[1] == 1 else implementation
+    dx, dweight = by_platform(in_jax, partial(backward, norm=norm), implementation, *given, dy)
     return dx, dweight, jnp.zeros_like(cos), jnp.zeros_like(sin)
 
 
-_rotated.defvjp(_forward, _backward)
+_rotated.defvjp(lambda *given: (_rotated(*given), given[2:]), _backward)

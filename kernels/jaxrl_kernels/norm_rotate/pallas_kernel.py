@@ -1,4 +1,4 @@
-"""`norm_rotate` and its backward pass as Pallas kernels for TPU (Mosaic).
+"""`norm_rotate` as a formula, and it and its backward pass as Pallas kernels for TPU (Mosaic).
 
 Tokens are along the lanes: arrays are [N, heads x h, tokens], as `packed_attention` reads them. A step of the grid
 takes some heads of a block of tokens; the sums of a head, and the pairs that are rotated, are along the sublanes.
@@ -18,7 +18,25 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.norm_rotate.reference import Norm
+
+class Norm(NamedTuple):
+    """Static numbers of the norm."""
+
+    epsilon: float
+    offset: float
+
+
+def reference(x: Array, weight: Array | None, cos: Array, sin: Array, norm: Norm) -> Array:
+    """The formula. x [N, L, H, h]; cos, sin [N, L, h / 2]."""
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    n = x.astype(dtype)
+    if weight is not None:
+        inverse = jax.lax.rsqrt(jnp.mean(n * n, axis=-1, keepdims=True) + norm.epsilon)
+        n = (n * inverse * (norm.offset + weight.astype(dtype))).astype(x.dtype).astype(dtype)
+    first, second = jnp.split(n, 2, axis=-1)
+    cos, sin = cos[:, :, None].astype(dtype), sin[:, :, None].astype(dtype)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
 
 Array = jax.Array
 
@@ -136,9 +154,7 @@ def _tokens_last(x: Array) -> Array:
     return x.reshape(*x.shape[:2], -1).swapaxes(1, 2)
 
 
-def forward(
-    x: Array, weight: Array | None, cos: Array, sin: Array, norm: Norm, interpret: bool
-) -> Array:  # fmt: skip
+def forward(x: Array, weight: Array | None, cos: Array, sin: Array, norm: Norm, interpret: bool) -> Array:
     """[N, L, H, h]; L is a multiple of 128."""
     of, array = _sizes(x, norm, interpret), _tokens_last(x)
     (out,) = _call(_forward_kernel, "norm_rotate", of, [array], weight, cos, sin, [array], [])
@@ -150,11 +166,10 @@ def backward(
 ) -> tuple[Array, Array | None]:
     """The derivatives of x and weight."""
     of, arrays = _sizes(x, norm, interpret), [_tokens_last(x), _tokens_last(dy.astype(x.dtype))]
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
     results: list[Any] = [arrays[0]]
     out_specs: list[Any] = []
     if weight is not None:
-        results.append(jax.ShapeDtypeStruct((*of.grid[:2], of.h, LANES), dtype))
+        results.append(jax.ShapeDtypeStruct((*of.grid[:2], of.h, LANES), jnp.promote_types(x.dtype, jnp.float32)))
         out_specs.append(pl.BlockSpec((None, None, of.h, LANES), lambda n, k, t: (n, k, 0, 0)))
     dx, *sums = _call(_backward_kernel, "norm_rotate_back", of, arrays, weight, cos, sin, results, out_specs)
     dx = dx.swapaxes(1, 2).reshape(x.shape)
@@ -193,9 +208,7 @@ def forward_of_rows(x: Array, weight: Array | None, cos: Array, sin: Array, norm
         out_shape=jax.ShapeDtypeStruct((N, H * h), x.dtype, manual_axis_type=jax.typeof(x).manual_axis_type),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
         cost_estimate=pl.CostEstimate(
-            flops=8 * x.size,
-            transcendentals=N * H,
-            bytes_accessed=2 * x.nbytes + sum(a.nbytes for a in angles),
+            flops=8 * x.size, transcendentals=N * H, bytes_accessed=2 * x.nbytes + sum(a.nbytes for a in angles)
         ),
         interpret=interpret,
         name="norm_rotate_rows",

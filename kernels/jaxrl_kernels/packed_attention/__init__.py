@@ -1,7 +1,5 @@
 """Attention among packed tokens: rows, prompts with their completions, and trees, side by side in one sequence."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,11 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_kernels.implementations import by_platform, check_implementation
-from jaxrl_kernels.packed_attention import triton_parts, triton_passes
+from jaxrl_kernels.packed_attention import pallas_passes, triton_parts, triton_passes
 from jaxrl_kernels.packed_attention.blocks import LANES, BlockPairs, PackedTokens, block_pairs
-from jaxrl_kernels.packed_attention.pallas_parts import sizes_of
-from jaxrl_kernels.packed_attention.pallas_passes import backward, forward
-from jaxrl_kernels.packed_attention.reference import MASKED, Numbers, blocked, reference
+from jaxrl_kernels.packed_attention.reference import MASKED, Numbers, blocked, reference, sizes_of
 from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, first_dividing, mesh_of, vary_together
 
 Array = jax.Array
@@ -128,11 +124,6 @@ class Where(NamedTuple):
     window: Array  # int32[]
 
 
-def _for_cuda(static: Static, q: Array, kernel: Any) -> Any:
-    """The Triton kernel, or None if it does not serve these queries; interpreted it serves all."""
-    return kernel if static.implementation == "triton" or triton_parts.serves(q) else None
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(static: Static, q: Array, k: Array, v: Array, where: Where) -> tuple[Array, Array]:
     """Results and log-sum-exps on one device. The platform is chosen inside, so that all save the same residuals."""
@@ -143,24 +134,25 @@ def _in_jax(static: Static, q: Array, k: Array, v: Array, where: Where) -> tuple
     return blocked(q, k, v, where.queries, where.keys, where.window, static.numbers)
 
 
-def _by_pallas(static: Static, run: Any, *given: Any, interpret: bool) -> Any:
-    """A pass by the kernels for TPU. given: its arrays, of which the first two are q and k, and where."""
-    *arrays, where = given
-    of = sizes_of(arrays[0], arrays[1], static.numbers, static.attended, interpret)
-    return run(*arrays, where.queries, where.keys, where.pairs, where.window, of)
+def _by_kernels(static: Static, xla: Any, tpu: Any, gpu: Any, *given: Any) -> Any:
+    """A pass in JAX, by the kernels for TPU, or by those for GPUs where they serve these queries; interpreted, all.
 
+    given: its arrays, of which the first two are q and k, and where.
+    """
 
-def _by_triton(static: Static, run: Any, *given: Any, interpret: bool) -> Any:
-    """As `_by_pallas`, for GPUs."""
-    *arrays, where = given
-    of = triton_parts.sizes_of(arrays[0], arrays[1], static.numbers, static.attended, interpret)
-    return run(*arrays, where.queries, where.keys, where.pairs.visits, where.window, of)
+    def kernels(run: Any, *given: Any, interpret: bool) -> Any:
+        *arrays, where = given
+        of = sizes_of(arrays[0], arrays[1], static.numbers, static.attended, interpret)
+        return run(*arrays, where.queries, where.keys, where.pairs, where.window, of)
+
+    serves = static.implementation == "triton" or triton_parts.serves(given[0])
+    triton = partial(kernels, gpu) if serves else None
+    return by_platform(xla, partial(kernels, tpu), static.implementation, *given, triton=triton)
 
 
 def _forward(static: Static, q: Array, k: Array, v: Array, where: Where) -> tuple[Any, Any]:
-    pallas, triton = partial(_by_pallas, static, forward), partial(_by_triton, static, triton_passes.forward)
-    given, on_gpu = (q, k, v, where), _for_cuda(static, q, triton)
-    out, lse = by_platform(partial(_in_jax, static), pallas, static.implementation, *given, triton=on_gpu)
+    in_jax = partial(_in_jax, static)
+    out, lse = _by_kernels(static, in_jax, pallas_passes.forward, triton_passes.forward, q, k, v, where)
     return (out, lse), (q, k, v, out, lse, where)
 
 
@@ -170,9 +162,8 @@ def _backward(static: Static, residuals: Any, cotangents: tuple[Array, Array]) -
     def in_jax(q: Array, k: Array, v: Array, out: Array, lse: Array, d_out: Array, d_lse: Array, where: Where) -> Any:
         return jax.vjp(lambda q, k, v: _in_jax(static, q, k, v, where), q, k, v)[1]((d_out, d_lse))
 
-    pallas, triton = partial(_by_pallas, static, backward), partial(_by_triton, static, triton_passes.backward)
-    given, on_gpu = (q, k, v, out, lse, *cotangents, where), _for_cuda(static, q, triton)
-    found = by_platform(in_jax, pallas, static.implementation, *given, triton=on_gpu)
+    given = q, k, v, out, lse, *cotangents, where
+    found = _by_kernels(static, in_jax, pallas_passes.backward, triton_passes.backward, *given)
     nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), where)
     return *found, nothing
 

@@ -6,8 +6,6 @@ between them on their path. Blocks are compared by the bounds of their tokens' n
 token attends to another is almost always left out.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax
@@ -53,15 +51,10 @@ class BlockPairs(NamedTuple):
 def block_sizes(queries: int, keys: int) -> tuple[int, int]:
     """Queries and keys of a block, for lengths that are multiples of 128. ValueError: there are too many tokens."""
     for size, width in SIZES:
-        width = _dividing(keys, width)
+        width = max(most for most in range(LANES, width + 1, LANES) if keys % most == 0)
         if -(-queries // size) * (keys // width) <= MAX_PAIRS and (queries % size == 0 or size == SIZES[0][0]):
             return size, width
     raise ValueError(f"{queries} queries and {keys} keys are too many for one kernel: use a longer sequence axis")
-
-
-def _dividing(length: int, most: int) -> int:
-    """The largest multiple of 128, up to `most`, that divides a length which is a multiple of 128 itself."""
-    return max(width for width in range(LANES, most + 1, LANES) if length % width == 0)
 
 
 def _bounds_of_queries(queries: PackedTokens, size: int) -> Array:
@@ -121,11 +114,6 @@ def _listed(chosen: Array) -> tuple[Array, Array]:
     return jnp.minimum(first, chosen.shape[-1] - 1), jnp.sum(chosen, axis=-1, dtype=jnp.int32)
 
 
-def _visits(queries: PackedTokens, of_keys: Array, window: Array | int) -> Visits:
-    visited = _attending(_bounds_of_queries(queries, LANES), of_keys, window)
-    return Visits(*_listed(visited), *_listed(visited.swapaxes(1, 2)))
-
-
 @jax.named_scope("block_pairs")
 def block_pairs(queries: PackedTokens, keys: PackedTokens, window: Array | int = 0) -> BlockPairs:
     """The pairs of blocks to visit; lengths are multiples of 128. window: see `packed_attention`."""
@@ -142,4 +130,6 @@ def block_pairs(queries: PackedTokens, keys: PackedTokens, window: Array | int =
     by_query = (of_query // nk) << SHIFT | of_query % nk
     by_key = (of_key % nq) << SHIFT | of_key // nq
     counts = jnp.stack([query_count, key_count], axis=1)
-    return BlockPairs(by_query, by_key, counts, of_queries, of_keys, _visits(queries, of_keys, window))
+    visited = _attending(_bounds_of_queries(queries, LANES), of_keys, window)
+    visits = Visits(*_listed(visited), *_listed(visited.swapaxes(1, 2)))
+    return BlockPairs(by_query, by_key, counts, of_queries, of_keys, visits)

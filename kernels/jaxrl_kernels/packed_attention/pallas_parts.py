@@ -7,8 +7,6 @@ heads of a key-value head. What belongs to a query, such as its running maximum,
 Grids are (N, K, pairs of blocks). The last size is a number on the device: only pairs that are needed take a step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -18,8 +16,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.packed_attention.blocks import LANES, SHIFT, BlockPairs, PackedTokens, attends, block_sizes
-from jaxrl_kernels.packed_attention.reference import MASKED, Numbers, accumulation_dtype
+from jaxrl_kernels.packed_attention.blocks import LANES, SHIFT, BlockPairs, PackedTokens, attends
+from jaxrl_kernels.packed_attention.reference import MASKED, Sizes, accumulation_dtype
 
 Array = jax.Array
 
@@ -27,27 +25,6 @@ CHUNK = 512  # keys whose logits are computed at a time, at most
 RESIDENT_BYTES = 32 * 2**20  # of the keys and values of a head, double-buffered, that stay in VMEM over its queries
 MIB = 2**20
 NN, NT, TN = (((1,), (0,)), ((), ())), (((1,), (1,)), ((), ())), (((0,), (0,)), ((), ()))
-
-
-class Sizes(NamedTuple):
-    """Static sizes and options of the kernels."""
-
-    N: int
-    K: int  # key-value heads
-    R: int  # query heads for each
-    h: int
-    L: int  # queries, a multiple of `size`
-    S: int  # keys, a multiple of `width`
-    size: int  # queries of a block
-    width: int  # keys of a block
-    numbers: Numbers
-    attended: int  # pairs of a query and a key that attend, for the cost estimate
-    interpret: bool
-
-    @property
-    def pairs(self) -> int:
-        """How many pairs of blocks the lists have room for."""
-        return self.L // self.size * (self.S // self.width)
 
 
 class Scalars(NamedTuple):
@@ -58,13 +35,6 @@ class Scalars(NamedTuple):
     of_queries: Any  # int32[N x 3 x blocks of queries]
     of_keys: Any  # int32[N x 3 x keys / 128]
     window: Any  # int32[1]
-
-
-def sizes_of(q: Array, k: Array, numbers: Numbers, attended: int | None, interpret: bool) -> Sizes:
-    """The sizes for queries [N, L, H, h] and keys [N, S, K, h]."""
-    (N, L, H, h), (S, K) = q.shape, k.shape[1:3]
-    attended = L * S // 2 if attended is None else attended
-    return Sizes(N, K, H // K, h, L, S, *block_sizes(L, S), numbers, attended, interpret)
 
 
 def scalars_of(pairs: BlockPairs, by_key: bool, window: Array) -> Scalars:

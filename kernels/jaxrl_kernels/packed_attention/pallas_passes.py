@@ -5,8 +5,6 @@ D = do . out - dlse, the derivative of a logit is p (dp - D). One kernel goes th
 computes D and sums dq; the other, by key, sums dk and dv.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -16,14 +14,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxrl_kernels.packed_attention import pallas_parts as parts
 from jaxrl_kernels.packed_attention.blocks import BlockPairs, PackedTokens
-from jaxrl_kernels.packed_attention.reference import MASKED, accumulation_dtype
+from jaxrl_kernels.packed_attention.reference import MASKED, Sizes, accumulation_dtype
 
 Array = jax.Array
 
 
 def _forward_kernel(
     scalars: parts.Scalars, q: Any, k: Any, v: Any, queries: Any, keys: Any, out: Any, lse: Any,
-    heads: Any, m: Any, l: Any, acc: Any, *, of: parts.Sizes, whole: bool,
+    heads: Any, m: Any, l: Any, acc: Any, *, of: Sizes, whole: bool,
 ) -> None:  # fmt: skip
     step = parts.step_of(scalars, of, by_key=False)
 
@@ -58,9 +56,8 @@ def _forward_kernel(
 
 
 def forward(
-    q: Array, k: Array, v: Array, queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array,
-    of: parts.Sizes,
-) -> tuple[Array, Array]:  # fmt: skip
+    q: Array, k: Array, v: Array, queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: Sizes
+) -> tuple[Array, Array]:
     """Results [N, L, H, h] and log-sum-exps [N, H, L]."""
     dtype = accumulation_dtype(q.dtype)
     whole = parts.resident(of, q.dtype.itemsize)
@@ -82,7 +79,7 @@ def forward(
     return parts.tokens_first(out, of), lse.reshape(of.N, of.K * of.R, of.L)
 
 
-def bytes_of_keys(of: parts.Sizes, whole: bool, k: Array) -> int:
+def bytes_of_keys(of: Sizes, whole: bool, k: Array) -> int:
     """Bytes of keys and values that a kernel reads which goes through the pairs by query."""
     if whole:
         return 2 * k.nbytes
@@ -90,7 +87,7 @@ def bytes_of_keys(of: parts.Sizes, whole: bool, k: Array) -> int:
 
 
 def _weights_and_derivatives(
-    k: Array, v: Array, q: Array, d_out: Array, lse: Array, sums: Array, mask: Array, of: parts.Sizes
+    k: Array, v: Array, q: Array, d_out: Array, lse: Array, sums: Array, mask: Array, of: Sizes
 ) -> tuple[Array, Array]:
     """Weights and derivatives of the products q . k, [keys, R x size] each."""
     z, slope = parts.logits_of(k, q, of)
@@ -101,8 +98,7 @@ def _weights_and_derivatives(
 
 def _dq_kernel(
     scalars: parts.Scalars, q: Any, k: Any, v: Any, d_out: Any, result: Any, lse: Any, d_lse: Any, queries: Any,
-    keys: Any, dq: Any, sums: Any, heads: Any, d_heads: Any, of_rows: Any, acc: Any, *, of: parts.Sizes,
-    whole: bool,
+    keys: Any, dq: Any, sums: Any, heads: Any, d_heads: Any, of_rows: Any, acc: Any, *, of: Sizes, whole: bool,
 ) -> None:  # fmt: skip
     step = parts.step_of(scalars, of, by_key=False)
 
@@ -132,7 +128,7 @@ def _dq_kernel(
 
 def _dkv_kernel(
     scalars: parts.Scalars, q: Any, k: Any, v: Any, d_out: Any, lse: Any, sums: Any, queries: Any, keys: Any,
-    dk: Any, dv: Any, dk_acc: Any, dv_acc: Any, *, of: parts.Sizes,
+    dk: Any, dv: Any, dk_acc: Any, dv_acc: Any, *, of: Sizes,
 ) -> None:  # fmt: skip
     step = parts.step_of(scalars, of, by_key=True)
 
@@ -160,24 +156,20 @@ def _dkv_kernel(
 
 def backward(
     q: Array, k: Array, v: Array, out: Array, lse: Array, d_out: Array, d_lse: Array,
-    queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: parts.Sizes,
+    queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: Sizes,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """The derivatives of q, k and v. out, lse: of `forward`."""
     dtype, columns, whole = accumulation_dtype(q.dtype), of.R * of.size, parts.resident(of, q.dtype.itemsize)
     of_lse, of_d_lse = (x.reshape(of.N, of.K, of.R, of.L).astype(dtype) for x in (lse, d_lse))
     *arrays, result = [parts.tokens_last(x) for x in (q, k, v, d_out.astype(q.dtype), out)]
     marks = [parts.packed_marks(queries), parts.packed_marks(keys)]
-
-    def like(x: Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype)
-
     specs, of_rows = parts.specs_of(of, whole), of_lse.nbytes
     in_specs = [specs.queries, specs.keys, specs.keys, specs.queries]
     dq, sums = parts.call(
         parts.partial_kernel(_dq_kernel, of, whole=whole), "packed_attention_dq", of,
         parts.scalars_of(pairs, False, window), [*arrays, result, of_lse, of_d_lse, *marks],
         [*in_specs, specs.queries, specs.rows, specs.rows, specs.query_marks, specs.key_marks],
-        [like(arrays[0]), like(of_lse)], [specs.queries, specs.rows],
+        [arrays[0], of_lse], [specs.queries, specs.rows],
         [*[pltpu.VMEM((of.h, columns), q.dtype)] * 2, pltpu.VMEM((1, columns), dtype),
          pltpu.VMEM((of.h, columns), dtype)],
         3, bytes_of_keys(of, whole, k) + 4 * q.nbytes + 3 * of_rows,
@@ -187,7 +179,7 @@ def backward(
     dk, dv = parts.call(
         parts.partial_kernel(_dkv_kernel, of), "packed_attention_dkv", of,
         parts.scalars_of(pairs, True, window), [*arrays, of_lse, sums, *marks],
-        [*in_specs, specs.rows, specs.rows, specs.query_marks, specs.key_marks], [like(x) for x in arrays[1:3]],
+        [*in_specs, specs.rows, specs.rows, specs.query_marks, specs.key_marks], arrays[1:3],
         [specs.keys] * 2, [pltpu.VMEM((of.h, of.width), dtype)] * 2,
         4, 4 * k.nbytes + (2 * q.nbytes + 2 * of_rows) // of.L * of.attended // of.width,
     )  # fmt: skip

@@ -1,14 +1,13 @@
-"""Attention among packed tokens as a formula, and in blocks of queries for any platform."""
-
-from __future__ import annotations
+"""Attention among packed tokens as a formula, and in blocks of queries for any platform; sizes of the kernels."""
 
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
-from jaxrl_kernels.packed_attention.blocks import PackedTokens
+from jaxrl_kernels.packed_attention.blocks import PackedTokens, block_sizes
 
 Array = jax.Array
 
@@ -21,6 +20,53 @@ class Numbers(NamedTuple):
 
     query_scale: float
     softcap: float
+
+
+class Sizes(NamedTuple):
+    """Static sizes and options of the kernels."""
+
+    N: int
+    K: int  # key-value heads
+    R: int  # query heads for each
+    h: int
+    L: int  # queries, a multiple of 128
+    S: int  # keys, a multiple of 128
+    dtype: Any
+    numbers: Numbers
+    attended: int  # pairs of a query and a key that attend, for the cost estimate
+    interpret: bool
+
+    @property
+    def size(self) -> int:
+        """Queries of a block, on TPUs."""
+        return block_sizes(self.L, self.S)[0]
+
+    @property
+    def width(self) -> int:
+        """Keys of a block, on TPUs."""
+        return block_sizes(self.L, self.S)[1]
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of blocks the lists have room for, on TPUs."""
+        return self.L // self.size * (self.S // self.width)
+
+    @property
+    def units(self) -> int:
+        """Head size on GPUs, a power of two; products need 16 at least."""
+        return max(16, pl.next_power_of_2(self.h))
+
+    @property
+    def accumulation(self) -> jnp.dtype:
+        """Of logits and sums."""
+        return accumulation_dtype(self.dtype)
+
+
+def sizes_of(q: Array, k: Array, numbers: Numbers, attended: int | None, interpret: bool) -> Sizes:
+    """The sizes for queries [N, L, H, h] and keys [N, S, K, h]."""
+    (N, L, H, h), (S, K) = q.shape, k.shape[1:3]
+    attended = L * S // 2 if attended is None else attended
+    return Sizes(N, K, H // K, h, L, S, q.dtype, numbers, attended, interpret)
 
 
 def accumulation_dtype(dtype: Any) -> jnp.dtype:
@@ -43,7 +89,8 @@ def reference(
     (N, L, H, h), K = q.shape, k.shape[2]
     dtype = accumulation_dtype(q.dtype)
     logits = jnp.einsum("nlkrh,nskh->nkrls", q.reshape(N, L, K, H // K, h), k, preferred_element_type=dtype)
-    logits = capped(logits * numbers.query_scale, numbers.softcap)
+    logits, softcap = logits * numbers.query_scale, numbers.softcap
+    logits = softcap * jnp.tanh(logits / softcap) if softcap else logits
     sees = visible(queries, keys, window)[:, None, None]
     m = jnp.max(jnp.where(sees, logits, MASKED), axis=-1, keepdims=True, initial=MASKED)
     weights = jnp.where(sees, jnp.exp(jnp.minimum(logits - m, 0)), 0)
@@ -53,11 +100,6 @@ def reference(
     out = jnp.einsum("nkrls,nskh->nlkrh", weights, v, preferred_element_type=dtype).reshape(q.shape)
     lse = jnp.where(some, m + jnp.log(jnp.where(some, l, 1)), MASKED)
     return out.astype(q.dtype), lse.reshape(N, H, L)
-
-
-def capped(logits: Array, softcap: float) -> Array:
-    """softcap * tanh(logits / softcap), or the logits where it is 0."""
-    return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
 
 def blocked(

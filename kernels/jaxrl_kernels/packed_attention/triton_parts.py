@@ -8,8 +8,6 @@ Arrays have their natural layout, [N, L, H, h]. A program takes one block of que
 a key-value head, and loops over the blocks of 128 that `Visits` lists for it, some tokens at a time (`Tile`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,8 +18,8 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from jaxrl_kernels.packed_attention.blocks import LANES, PackedTokens
-from jaxrl_kernels.packed_attention.reference import Numbers, accumulation_dtype
+from jaxrl_kernels.packed_attention.blocks import LANES
+from jaxrl_kernels.packed_attention.reference import Sizes
 
 Array = jax.Array
 
@@ -51,31 +49,6 @@ TILES = {
 }
 
 
-class Sizes(NamedTuple):
-    """Static sizes and options of the kernels."""
-
-    N: int
-    K: int  # key-value heads
-    R: int  # query heads for each
-    h: int
-    L: int  # queries, a multiple of 128
-    S: int  # keys, a multiple of 128
-    dtype: Any
-    numbers: Numbers
-    attended: int  # pairs of a query and a key that attend, for the cost estimate
-    interpret: bool
-
-    @property
-    def units(self) -> int:
-        """Head size in the kernels, a power of two; products need 16 at least."""
-        return max(16, pl.next_power_of_2(self.h))
-
-    @property
-    def accumulation(self) -> jnp.dtype:
-        """Of logits and sums."""
-        return accumulation_dtype(self.dtype)
-
-
 def serves(q: Array) -> bool:
     """Whether the kernels compile for queries [N, L, H, h] of this type: others do not fit in shared memory."""
     return q.dtype.itemsize <= 4 and q.shape[-1] <= max(units for _, units in TILES)
@@ -85,13 +58,6 @@ def tile_of(of: Sizes, kernel: str) -> Tile:
     """The tile of a kernel: "forward", "dq" or "dkv"."""
     units = min(max(of.units, 64), 256)  # beyond, they are only interpreted
     return Tile(*TILES[of.dtype.itemsize <= 2, units][("forward", "dq", "dkv").index(kernel)])
-
-
-def sizes_of(q: Array, k: Array, numbers: Numbers, attended: int | None, interpret: bool) -> Sizes:
-    """The sizes for queries [N, L, H, h] and keys [N, S, K, h]."""
-    (N, L, H, h), (S, K) = q.shape, k.shape[1:3]
-    attended = L * S // 2 if attended is None else attended
-    return Sizes(N, K, H // K, h, L, S, q.dtype, numbers, attended, interpret)
 
 
 def read(x: Any, at: tuple[Any, ...], of: Sizes) -> Array:
@@ -160,11 +126,6 @@ def sees(queries: tuple[Array, Array], keys: tuple[Array, Array, Array], window:
     """Who attends to whom, of (enter, position) of queries and (enter, leave, position) of keys that broadcast."""
     (number, place), (enter, leave, position) = queries, keys
     return (enter <= number) & (number < leave) & ((place - position < window) | (window == 0))
-
-
-def of_queries(queries: PackedTokens) -> tuple[Array, Array]:
-    """What the kernels read of queries, int32[N, L] each."""
-    return queries.enter, queries.position
 
 
 class Specs(NamedTuple):

@@ -5,8 +5,6 @@ D = do . out - dlse, the derivative of a logit is p (dp - D). One kernel sums dq
 dv of a block of keys, over all heads that share them, so that results do not depend on the order in which programs run.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any
@@ -17,15 +15,15 @@ import numpy as np
 from jax.experimental import pallas as pl
 
 from jaxrl_kernels.packed_attention import triton_parts as parts
-from jaxrl_kernels.packed_attention.blocks import PackedTokens, Visits
-from jaxrl_kernels.packed_attention.reference import MASKED
+from jaxrl_kernels.packed_attention.blocks import BlockPairs, PackedTokens
+from jaxrl_kernels.packed_attention.reference import MASKED, Sizes
 
 Array = jax.Array
 
 
 def _forward_kernel(
     q: Any, k: Any, v: Any, number: Any, place: Any, enter: Any, leave: Any, position: Any, listed: Any, counts: Any,
-    window: Any, out: Any, lse: Any, *, of: parts.Sizes, tile: parts.Tile,
+    window: Any, out: Any, lse: Any, *, of: Sizes, tile: parts.Tile,
 ) -> None:  # fmt: skip
     query = parts.read(q, (slice(None), slice(None)), of)
     queries, limit = (number[...][:, None], place[...][:, None]), window[0]
@@ -56,15 +54,14 @@ def _forward_kernel(
 
 
 def forward(
-    q: Array, k: Array, v: Array, queries: PackedTokens, keys: PackedTokens, visits: Visits, window: Array,
-    of: parts.Sizes,
-) -> tuple[Array, Array]:  # fmt: skip
+    q: Array, k: Array, v: Array, queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: Sizes
+) -> tuple[Array, Array]:
     """Results [N, L, H, h] and log-sum-exps [N, H, L]."""
-    tile = parts.tile_of(of, "forward")
+    tile, visits = parts.tile_of(of, "forward"), pairs.visits
     specs, H = parts.specs_of(of, tile, by_key=False), of.K * of.R
     return parts.call(
         partial(_forward_kernel, of=of, tile=tile), "packed_attention", of, tile, (of.L // tile.queries, H, of.N),
-        [q, k, v, *parts.of_queries(queries), *keys, visits.keys, visits.key_counts, window.reshape(1)],
+        [q, k, v, queries.enter, queries.position, *keys, visits.keys, visits.key_counts, window.reshape(1)],
         [specs.queries, specs.keys, specs.keys, *[specs.of_queries] * 2, *[specs.of_keys] * 3,
          specs.scalars(visits.keys), specs.scalars(visits.key_counts), parts.WINDOW],
         [q, jax.ShapeDtypeStruct((of.N, H, of.L), of.accumulation)], [specs.queries, specs.rows], 2,
@@ -73,7 +70,7 @@ def forward(
 
 def _dq_kernel(
     q: Any, k: Any, v: Any, d_out: Any, lse: Any, sums: Any, number: Any, place: Any, enter: Any, leave: Any,
-    position: Any, listed: Any, counts: Any, window: Any, dq: Any, *, of: parts.Sizes, tile: parts.Tile,
+    position: Any, listed: Any, counts: Any, window: Any, dq: Any, *, of: Sizes, tile: parts.Tile,
 ) -> None:  # fmt: skip
     whole = (slice(None), slice(None))
     query, d_result = parts.read(q, whole, of), parts.read(d_out, whole, of)
@@ -97,7 +94,7 @@ def _dq_kernel(
 
 def _dkv_kernel(
     q: Any, k: Any, v: Any, d_out: Any, lse: Any, sums: Any, number: Any, place: Any, enter: Any, leave: Any,
-    position: Any, listed: Any, counts: Any, window: Any, dk: Any, dv: Any, *, of: parts.Sizes, tile: parts.Tile,
+    position: Any, listed: Any, counts: Any, window: Any, dk: Any, dv: Any, *, of: Sizes, tile: parts.Tile,
 ) -> None:  # fmt: skip
     whole = (slice(None), slice(None))
     key, value = parts.read(k, whole, of), parts.read(v, whole, of)
@@ -127,13 +124,13 @@ def _dkv_kernel(
 
 def backward(
     q: Array, k: Array, v: Array, out: Array, lse: Array, d_out: Array, d_lse: Array,
-    queries: PackedTokens, keys: PackedTokens, visits: Visits, window: Array, of: parts.Sizes,
+    queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: Sizes,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """The derivatives of q, k and v. out, lse: of `forward`."""
-    products = out.astype(of.accumulation) * d_out.astype(of.accumulation)
+    visits, products = pairs.visits, out.astype(of.accumulation) * d_out.astype(of.accumulation)
     sums = jnp.sum(products, axis=-1).swapaxes(1, 2) - d_lse.astype(of.accumulation)
-    tokens, d_out, window = (*parts.of_queries(queries), *keys), d_out.astype(q.dtype), window.reshape(1)
-    inputs = [q, k, v, d_out, lse.astype(of.accumulation), sums, *tokens]
+    d_out, window = d_out.astype(q.dtype), window.reshape(1)
+    inputs = [q, k, v, d_out, lse.astype(of.accumulation), sums, queries.enter, queries.position, *keys]
 
     def in_specs(specs: parts.Specs, listed: Array, counts: Array) -> list[pl.BlockSpec]:
         return [

@@ -1,17 +1,14 @@
 """Importance ratio, clipped surrogate, its gradient and clip statistics, in one pass over [N, L]."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import by_platform, check_implementation
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, dividing, mesh_of, vary_together
-from jaxrl_kernels.ratio_clip.pallas_kernel import LONGEST, pallas_rows
-from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, Rows, of_rows, reference_rows
+from jaxrl_kernels.ratio_clip.rows import LONGEST, Bounds, Clipped, Rows, of_rows, pallas_rows, reference_rows
 
 __all__ = ["Clipped", "ratio_clip"]
 
@@ -85,7 +82,7 @@ def ratio_clip(
     if implementation == "reference":
         found = reference_rows(*operands, whole_row=whole_row, mean=mean)
     else:
-        on_device = partial(_clipped, _StaticArguments(whole_row, mean, implementation, row_block))
+        on_device = partial(_clipped, (whole_row, mean, implementation, row_block))
         mesh = mesh_of(mesh, operands)
         if mesh is not None:
             rows = jax.P(dividing(mesh, row_axis, len(logp)))
@@ -96,22 +93,16 @@ def ratio_clip(
     return Clipped(*(x[:, 0] for x in statistics._replace(value=found.value)))
 
 
-class _StaticArguments(NamedTuple):
-    """Static arguments."""
-
-    whole_row: bool
-    mean: bool
-    implementation: str | None
-    row_block: int | None
+Settings = tuple[bool, bool, str | None, int | None]  # whole_row, mean, implementation and row_block
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _clipped(settings: _StaticArguments, *operands: Any) -> Clipped:
+def _clipped(settings: Settings, *operands: Any) -> Clipped:
     """f32[N, 1] each."""
     return _forward(settings, *operands)[0]
 
 
-def _forward(settings: _StaticArguments, *operands: Any) -> tuple[Clipped, Array]:
+def _forward(settings: Settings, *operands: Any) -> tuple[Clipped, Array]:
     whole_row, mean, implementation, row_block = settings
     xla = partial(of_rows, whole_row=whole_row, mean=mean)
     pallas = partial(pallas_rows, whole_row=whole_row, mean=mean, row_block=row_block)
@@ -122,7 +113,7 @@ def _forward(settings: _StaticArguments, *operands: Any) -> tuple[Clipped, Array
     return found, slope
 
 
-def _backward(settings: _StaticArguments, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
+def _backward(settings: Settings, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
     nothing: Any = None
     return Rows(cotangents.value * slope, nothing, nothing, nothing, nothing), nothing
 
@@ -131,15 +122,13 @@ _clipped.defvjp(_forward, _backward)
 
 
 def _check(rows: Rows, low: Number, high: Number, dual: Number | None, row_block: int | None) -> None:
-    """Raise a ValueError that names the argument, what was found and what is expected."""
     logp = rows.logp
     if logp.ndim != 2 or logp.dtype not in (jnp.float32, jnp.float64):
         raise ValueError(f"logp must be a float32 matrix, found {logp.dtype}{list(logp.shape)}")
     for name, array in rows._asdict().items():
         if array is not None and (array.shape != logp.shape or array.dtype != logp.dtype):
-            raise ValueError(
-                f"{name} must be {logp.dtype}{list(logp.shape)} as logp is, found {array.dtype}{list(array.shape)}"
-            )
+            of_logp = f"{logp.dtype}{list(logp.shape)}"
+            raise ValueError(f"{name} must be {of_logp} as logp is, found {array.dtype}{list(array.shape)}")
     for name, number in (("low", low), ("high", high), ("dual", dual)):
         if number is not None and jnp.shape(number) != ():
             raise ValueError(f"{name} must be a number, found shape {list(jnp.shape(number))}")

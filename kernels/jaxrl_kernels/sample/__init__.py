@@ -1,7 +1,5 @@
 """Draw tokens from hidden states or logits, with log-probability and entropy, in one pass over the vocabulary."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -9,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import by_platform, check_implementation
-from jaxrl_kernels.logprob.dispatch import HeadOptions, check_head
+from jaxrl_kernels.logprob.dispatch import check_head
+from jaxrl_kernels.logprob.tile import HeadOptions
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
 from jaxrl_kernels.sample.noise import BLOCK, row_keys
 from jaxrl_kernels.sample.pallas_kernel import pallas_sums
-from jaxrl_kernels.sample.reference import reference_sample
 from jaxrl_kernels.sample.tile import (
     DrawSums,
     Inputs,
@@ -23,6 +21,7 @@ from jaxrl_kernels.sample.tile import (
     draw,
     finish,
     of_tile,
+    reference_sample,
     rescaled,
 )
 
@@ -104,24 +103,24 @@ def fused_sample(
     check_implementation(implementation)
     check_apart(row_axis, vocab_axis)
     sizes = {"block_size": block_size, "row_block": row_block, "vocab_size": vocab_size}
-    check(hidden, unembedding, counters, temperature, softcap, allowed, sizes)
+    check_head(hidden, unembedding, (jnp.float32, jnp.bfloat16), "N", softcap, sizes)
+    check_rows(hidden.shape[0], unembedding.shape[0], counters, temperature, allowed)
+    if block_size is not None and block_size % BLOCK:
+        raise ValueError(f"block_size must be a multiple of {BLOCK}, found {block_size}")
     (N, _), V = hidden.shape, unembedding.shape[0]
     keys = row_keys(counters.astype(jnp.uint32))
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (N,))
-    if implementation == "reference":
-        if vocab_size is not None:
-            unembedding, allowed = unembedding[:vocab_size], None if allowed is None else allowed[:, :vocab_size]
-        inputs = Inputs(hidden, unembedding, keys, temperatures, allowed)
-        return reference_sample(jax.lax.stop_gradient(inputs), float(softcap))
+    if implementation == "reference" and vocab_size is not None:
+        unembedding, allowed = unembedding[:vocab_size], None if allowed is None else allowed[:, :vocab_size]
     inputs = Inputs(hidden, unembedding, keys, temperatures, allowed)
+    if implementation == "reference":
+        return reference_sample(jax.lax.stop_gradient(inputs), float(softcap))
     options = HeadOptions(float(softcap), implementation, block_size, row_block, vocab_size)
     mesh = mesh_of(mesh, inputs)
     if mesh is None:
-        return by_whole(inputs, options)
+        return by_slices(inputs, options)
     rows, cut = dividing(mesh, row_axis, N), None if V % BLOCK else dividing(mesh, vocab_axis, V // BLOCK)
-    on_device = (
-        partial(by_whole, options=options) if cut is None else partial(by_slices, options=options, axis_name=cut)
-    )
+    on_device = partial(by_slices, options=options, axis_name=cut)
     specs = Inputs(jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut))  # type: ignore[arg-type]
     # Interpret mode does not track varying axes.
     track = implementation != "pallas"
@@ -129,11 +128,7 @@ def fused_sample(
 
 
 def sample_logits(
-    logits: jax.Array,
-    counters: jax.Array,
-    *,
-    temperature: float | jax.Array = 1.0,
-    allowed: jax.Array | None = None,
+    logits: jax.Array, counters: jax.Array, *, temperature: float | jax.Array = 1.0, allowed: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draw a token for each row of logits, the same that `fused_sample` draws from hidden states with these logits.
 
@@ -190,25 +185,9 @@ def local_sums(inputs: Inputs, options: HeadOptions, offset: Any = 0, limit: Any
         return blocked_sums(inputs, options.softcap, options.block_size or BLOCK_SIZE, at_once, offset, limit)
 
     def pallas(inputs: Inputs, offset: Any, limit: Any, *, interpret: bool) -> DrawSums:
-        return pallas_sums(inputs, options.softcap, options.block_size, options.row_block, offset, limit, interpret)
+        return pallas_sums(inputs, options, offset, limit, interpret)
 
     return by_platform(blocked, pallas, options.implementation if hidden.shape[0] else "xla", *operands)
-
-
-def check(
-    hidden: jax.Array,
-    unembedding: jax.Array,
-    counters: jax.Array,
-    temperature: float | jax.Array,
-    softcap: float,
-    allowed: jax.Array | None,
-    sizes: dict[str, int | None],
-) -> None:
-    """Raise a ValueError that names the argument, what was found and what is expected."""
-    check_head(hidden, unembedding, (jnp.float32, jnp.bfloat16), "N", softcap, sizes)
-    check_rows(hidden.shape[0], unembedding.shape[0], counters, temperature, allowed)
-    if (block_size := sizes["block_size"]) is not None and block_size % BLOCK:
-        raise ValueError(f"block_size must be a multiple of {BLOCK}, found {block_size}")
 
 
 def check_rows(
@@ -233,32 +212,26 @@ def check_rows(
 NOWHERE = 2**30  # more than any token
 
 
-def by_whole(inputs: Inputs, options: HeadOptions) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """token, logp and entropy, [N], of an unsharded vocabulary."""
-    sums = local_sums(inputs, options, limit=options.vocab_size)
-    return finish(draw(sums, inputs.keys, inputs.temperature))
-
-
 def by_slices(
-    inputs: Inputs, options: HeadOptions, axis_name: str | tuple[str, ...]
+    inputs: Inputs, options: HeadOptions, axis_name: str | tuple[str, ...] | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `by_whole`, inside `jax.shard_map`, from this device's slice [V / S, D]; the same on all devices of the axis.
+    """token, logp and entropy, [N], of a vocabulary that is whole, or inside `jax.shard_map` sliced along a mesh axis.
 
-    V / S is a multiple of 128. allowed: this device's slice of the mask. All other arrays are replicated over the axis.
+    With an axis, this device has the slice [V / S, D] of the unembedding, V / S a multiple of 128, and that of the mask
+    `allowed`. All other arrays are replicated over the axis, and the results are the same on all of its devices.
     """
+    if axis_name is None:
+        sums = local_sums(inputs, options, limit=options.vocab_size)
+        return finish(draw(sums, inputs.keys, inputs.temperature))
     mine = inputs.unembedding.shape[0]
     offset = jax.lax.axis_index(axis_name) * mine
     limit = None if options.vocab_size is None else jnp.clip(options.vocab_size - offset, 0, mine)
-    sums = local_sums(inputs, options, offset, limit)
-    return finish(_combine(draw(sums, inputs.keys, inputs.temperature), axis_name))
-
-
-def _combine(drawn: SliceDraw, axis_name: str | tuple[str, ...]) -> SliceDraw:
-    """Combine the slices' draws into that of the whole vocabulary. The lowest block wins a tie, as within a tile."""
+    drawn = draw(local_sums(inputs, options, offset, limit), inputs.keys, inputs.temperature)
+    # Combine the slices' draws into that of the whole vocabulary. The lowest block wins a tie, as within a tile.
     score, m = jax.lax.pmax((drawn.score, drawn.m), axis_name)
     # Slices consist of whole blocks, so in a tie the lowest token is in the lowest block.
     token = jax.lax.pmin(jnp.where(drawn.score == score, drawn.token, NOWHERE), axis_name)
     # In a tie, or if no token is allowed, several devices have the highest score, but only one has the token.
     logit = jnp.where(drawn.token == token, drawn.logit, 0.0)
     logit, l, acc = jax.lax.psum((logit, *rescaled(drawn, m)), axis_name)
-    return SliceDraw(score, token, logit, m, l, acc)
+    return finish(SliceDraw(score, token, logit, m, l, acc))

@@ -7,8 +7,6 @@ random numbers: as easy as 1, 2, 3", SC 2011, section 4.2 and table 2 (rotations
 Threefish (Skein 1.3).
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

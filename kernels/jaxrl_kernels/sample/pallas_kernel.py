@@ -8,8 +8,6 @@ If D is not a multiple of 128, XLA can choose to store the unembedding transpose
 avoid that, pad the unembedding and the hidden states with zeros.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -18,8 +16,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxrl_kernels.half_products import products
 from jaxrl_kernels.logprob.pallas_kernel import add_tile
-from jaxrl_kernels.logprob.tile import products
+from jaxrl_kernels.logprob.tile import HeadOptions
 from jaxrl_kernels.sample.noise import BLOCK
 from jaxrl_kernels.sample.tile import DrawSums, Inputs, adjusted, block_scores, merge, of_blocks
 
@@ -28,20 +27,6 @@ Array = jax.Array
 MAX_ROWS, ROW_STEP = 256, 32  # 32 sublanes: the tile of int8, the dtype of the mask
 MAX_TILE = 1024
 BUFFER_BYTES = 2 * 2**20  # of a block of hidden states or of the unembedding, each double-buffered
-
-
-def default_rows(rows: int, width: int, itemsize: int) -> int:
-    """Rows per block: as many as fit, because each row block reads the whole unembedding; blocks are evenly filled."""
-    most = min(MAX_ROWS, max(ROW_STEP, BUFFER_BYTES // (width * itemsize) // ROW_STEP * ROW_STEP))
-    if rows <= most:
-        return rows
-    blocks = pl.cdiv(rows, most)
-    return pl.cdiv(pl.cdiv(rows, blocks), ROW_STEP) * ROW_STEP
-
-
-def default_tile(width: int, itemsize: int) -> int:
-    """Tokens per tile: the largest multiple of BLOCK that fits the buffer."""
-    return min(MAX_TILE, max(BLOCK, BUFFER_BYTES // (width * itemsize) // BLOCK * BLOCK))
 
 
 def of_tile(z: Array, keys: Array, temperature: Array, first: Any, interpret: bool) -> DrawSums:
@@ -80,16 +65,17 @@ def _kernel(
     add_tile(number, outputs, of_tile(z, keys[...], temperature[...], place[0] + start, interpret), merge)
 
 
-def pallas_sums(
-    inputs: Inputs, softcap: float, block_size: int | None, row_block: int | None, offset: Any, limit: Any,
-    interpret: bool,
-) -> DrawSums:  # fmt: skip
+def pallas_sums(inputs: Inputs, options: HeadOptions, offset: Any, limit: Any, interpret: bool) -> DrawSums:
     """The result of `blocked_sums`, by the kernel. A bool mask is converted to int8 first."""
     hidden, unembedding, keys, temperature, allowed = inputs
     (rows, width), vocabulary = hidden.shape, unembedding.shape[0]
-    itemsize = max(hidden.dtype.itemsize, unembedding.dtype.itemsize)
-    row_block = min(rows, row_block or default_rows(rows, width, itemsize))
-    tile = min(pl.cdiv(vocabulary, BLOCK) * BLOCK, block_size or default_tile(width, itemsize))
+    fitting = BUFFER_BYTES // (width * max(hidden.dtype.itemsize, unembedding.dtype.itemsize))
+    # As many rows as fit, because each row block reads the whole unembedding; blocks are evenly filled.
+    most = min(MAX_ROWS, max(ROW_STEP, fitting // ROW_STEP * ROW_STEP))
+    evenly = pl.cdiv(pl.cdiv(rows, pl.cdiv(rows, most)), ROW_STEP) * ROW_STEP
+    row_block = min(rows, options.row_block or evenly)
+    most = min(MAX_TILE, max(BLOCK, fitting // BLOCK * BLOCK))
+    tile = min(pl.cdiv(vocabulary, BLOCK) * BLOCK, options.block_size or most)
 
     of_rows = lambda columns: pl.BlockSpec((row_block, columns), lambda r, t: (r, 0))  # noqa: E731
     place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (offset, vocabulary if limit is None else limit)])
@@ -111,7 +97,7 @@ def pallas_sums(
         for name, n in zip(DrawSums._fields, columns, strict=True)
     ]
     found = pl.pallas_call(
-        partial(_kernel, softcap=softcap, interpret=interpret),
+        partial(_kernel, softcap=options.softcap, interpret=interpret),
         out_shape=results,
         grid=(pl.cdiv(rows, row_block), pl.cdiv(vocabulary, tile)),
         in_specs=specs,

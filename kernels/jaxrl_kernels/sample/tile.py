@@ -13,15 +13,13 @@ relative to its own maximum m_b and rescaled for the row: this takes one exponen
 not depend on the tile.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.logprob.reference import EXCLUDED
-from jaxrl_kernels.logprob.tile import products, rescaled
+from jaxrl_kernels.half_products import products
+from jaxrl_kernels.logprob.tile import EXCLUDED, rescaled
 from jaxrl_kernels.partition import zeros
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel
 
@@ -137,23 +135,15 @@ def merge(a: DrawSums, b: DrawSums) -> DrawSums:
     return DrawSums(score, first, logits, m, l_a + l_b, acc_a + acc_b)
 
 
-def token_of_block(logits: Array, first: Array, keys: Array, temperature: Array) -> tuple[Array, Array]:
-    """The token drawn in a block and its logit, int32[N, 1] and f32[N, 1]. The lowest token wins a tie.
-
-    logits: f32[N, BLOCK], z of the block's tokens; first: int32[N, 1], its first token; keys: uint32[N, 2];
-    temperature: f32[N, 1].
-    """
-    tokens = first + jax.lax.broadcasted_iota(jnp.int32, (1, BLOCK), 1)
+def draw(sums: DrawSums, keys: Array, temperature: Array) -> SliceDraw:
+    """The token of each row's best block, the lowest in a tie; keys: uint32[N, 2]; temperature: f32[N]."""
+    temperature = temperature[:, None]
+    tokens = sums.first + jax.lax.broadcasted_iota(jnp.int32, (1, BLOCK), 1)
     # Relative to the block's maximum, so that the noise is not lost to rounding with large logits.
-    shifted = logits - jnp.max(logits, axis=1, keepdims=True)
+    shifted = sums.logits - jnp.max(sums.logits, axis=1, keepdims=True)
     noise = gumbel(bits_at(keys, OF_TOKENS, tokens))
     best = jnp.argmax(jnp.where(temperature == 0, shifted, shifted + noise), axis=1, keepdims=True)
-    return first + best.astype(jnp.int32), jnp.take_along_axis(logits, best, axis=1)
-
-
-def draw(sums: DrawSums, keys: Array, temperature: Array) -> SliceDraw:
-    """The token of each row's best block; keys: uint32[N, 2]; temperature: f32[N]."""
-    token, logit = token_of_block(sums.logits, sums.first, keys, temperature[:, None])
+    token, logit = sums.first + best.astype(jnp.int32), jnp.take_along_axis(sums.logits, best, axis=1)
     return SliceDraw(sums.score, token, logit, sums.m, sums.l, sums.acc)
 
 
@@ -202,3 +192,31 @@ def blocked_sums(
     carry = sums(full * block_size, short) if short else nothing(hidden)
     starts = jnp.arange(full, dtype=jnp.int32) * block_size
     return jax.lax.scan(lambda before, start: (merge(before, sums(start, block_size)), None), carry, starts)[0]
+
+
+def reference_sample(inputs: Inputs, softcap: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The formula of `fused_sample`, with all [N, V] logits and noise: token int32[N], logp f32[N], entropy f32[N]."""
+    hidden, unembedding, keys, temperature, allowed = inputs
+    vocabulary = unembedding.shape[0]
+    z = jnp.einsum("nd,vd->nv", hidden, unembedding, preferred_element_type=jnp.float32)
+    z = softcap * jnp.tanh(z / softcap) if softcap else z
+    greedy = (temperature == 0)[:, None]
+    z = z / jnp.where(greedy, 1.0, temperature[:, None])
+    z = jnp.maximum(z if allowed is None else jnp.where(allowed, z, EXCLUDED), EXCLUDED)
+
+    number = -(-vocabulary // BLOCK)
+    padding = ((0, 0), (0, number * BLOCK - vocabulary))
+    blocks = jnp.pad(z, padding, constant_values=EXCLUDED).reshape(len(z), number, BLOCK)
+    sums = jax.nn.logsumexp(blocks, axis=2) + gumbel(bits_at(keys, OF_BLOCKS, jnp.arange(number)[None]))
+    block = jnp.argmax(jnp.where(greedy, jnp.max(blocks, axis=2), sums), axis=1)
+    in_block = jnp.arange(vocabulary) // BLOCK == block[:, None]
+    within = z - jnp.max(z, axis=1, where=in_block, initial=EXCLUDED, keepdims=True)
+    noisy = within + gumbel(bits_at(keys, OF_TOKENS, jnp.arange(vocabulary)[None]))
+    token = jnp.argmax(jnp.where(in_block, jnp.where(greedy, within, noisy), -jnp.inf), axis=1).astype(jnp.int32)
+
+    logp = jax.nn.log_softmax(z)
+    entropy = -jnp.sum(jnp.exp(logp) * logp, axis=1)
+    chosen = jnp.take_along_axis(logp, token[:, None], axis=1)[:, 0]
+    nothing = jnp.max(z, axis=1) <= EXCLUDED
+    token = jnp.where(nothing | jnp.isnan(chosen), -1, token)
+    return token, jnp.where(nothing, -jnp.inf, chosen), jnp.where(nothing, 0.0, entropy)

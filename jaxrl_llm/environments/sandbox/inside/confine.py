@@ -74,20 +74,11 @@ def end_with_parent(alive: int) -> None:
         os._exit(0)
 
 
-def separate(flags: int) -> None:
-    """Have namespaces of one's own. OSError where the system gives none."""
-    c("unshare", flags)
-
-
 def own_users() -> None:
     """In a new namespace of users: be the only user there, so that mounts are allowed."""
     user, group = os.geteuid(), os.getegid()
-    separate(NEW_USER | NEW_PIDS)
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{WITHIN} {user} 1"),
-        ("gid_map", f"{WITHIN} {group} 1"),
-    ):
+    c("unshare", NEW_USER | NEW_PIDS)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{WITHIN} {user} 1"), ("gid_map", f"{WITHIN} {group} 1")):
         with open(f"/proc/self/{name}", "w") as opened:
             opened.write(text)
 
@@ -161,17 +152,12 @@ def own_keys() -> None:
         return
 
 
-def landlock_version() -> int:
-    """Of the kernel's Landlock; 0 without it."""
-    try:
-        return call(444, None, 0, 1)
-    except OSError:
-        return 0
-
-
 def confine_files(readable: list[str], writable: list[str]) -> None:
     """Landlock: no files but these, no TCP, no signals and abstract sockets to the outside. OSError without it."""
-    version = landlock_version()
+    try:
+        version = call(444, None, 0, 1)
+    except OSError:
+        version = 0
     if version < TRUNCATE:
         raise OSError(38, "the kernel has no Landlock of version 3, which came with Linux 6.2")
     handled = READ | WRITE | 1 << 6 | 1 << 11 | (1 << 15 if version >= 5 else 0)

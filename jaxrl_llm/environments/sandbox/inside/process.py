@@ -98,7 +98,7 @@ def start(box: Box) -> bool:
     if settings["group"] is not None:
         box.group = own_group(settings["group"], settings["memory"], settings["tasks"])
     if settings["namespaces"]:
-        confine.own_users() if user is None else confine.separate(confine.NEW_PIDS)
+        confine.own_users() if user is None else confine.c("unshare", confine.NEW_PIDS)
     else:
         os.mkdir(settings["folder"], 0o700)
     child = os.fork()
@@ -153,8 +153,8 @@ def _be_first(box: Box) -> None:
     Returns in the code's process alone. When the first one ends, the kernel ends all others.
     """
     settings = box.settings
-    confine.separate(
-        confine.NEW_MOUNTS | confine.NEW_NETWORK | confine.NEW_IPC | confine.NEW_NAMES | confine.NEW_CGROUP
+    confine.c(
+        "unshare", confine.NEW_MOUNTS | confine.NEW_NETWORK | confine.NEW_IPC | confine.NEW_NAMES | confine.NEW_CGROUP
     )
     confine.own_root(settings["readable"], settings["disk"], settings["user"])
     child = os.fork()

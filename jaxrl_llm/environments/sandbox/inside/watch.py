@@ -33,7 +33,7 @@ class Processes:
     def members(self) -> list[int]:
         """Their numbers, as far as their parents live."""
         entries = _all()
-        parents = {pid: up for pid in entries - self._others if (up := _parent(pid)) is not None}
+        parents = {pid: int(fields[1]) for pid in entries - self._others if (fields := state(pid))}
         out = {self._root} & entries
         while new := {pid for pid, up in parents.items() if up in out and pid not in out}:
             out |= new
@@ -245,11 +245,6 @@ class Watch:
         for pid in self.members():
             signalled(pid, GO_ON)
         self.next = time.monotonic() + TICK
-
-
-def _parent(pid: int) -> int | None:
-    fields = state(pid)
-    return int(fields[1]) if fields else None
 
 
 def _threads(pids: list[int]) -> int:
