@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import get_args
 
 import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import Routing
-from jaxrl_llm.core.arguments.checks import check, expect
+from jaxrl_llm.core.arguments.checks import check, kinds_of
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.needs import of_target
 from jaxrl_llm.core.outer_loop import OuterLoop
@@ -19,7 +18,7 @@ from jaxrl_llm.core.rules import DynamicSampling, Partial
 from jaxrl_llm.core.source import MakeCurriculum, Replay
 from jaxrl_llm.core.trajectory import WITHOUT_SCORE, Array, Trajectories, counted_alone
 from jaxrl_llm.core.transform import Guarded, Objective, Transform
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -75,21 +74,9 @@ class Algorithm:
     outer: OuterLoop | None = None
 
     def __post_init__(self) -> None:
-        expect("an algorithm's transform", self.transform, Transform)
-        expect("an algorithm's objective", self.objective, Objective)
+        for name, kind in kinds_of(Algorithm).items():
+            check(f"an algorithm's {name}", getattr(self, name), kind)
         object.__setattr__(self, "transform", _of_counted_rows(self.transform, self.needs))
-        check("an algorithm's curriculum", self.curriculum, DynamicSampling | MakeCurriculum | None)
-        for name, kind in (
-            ("strategy", Partial),
-            ("rollout", Rollout),
-            ("replay", Replay),
-            ("reference", ReferenceRule),
-            ("phases", TurnPhases),
-            ("target", ReferenceRule),
-            ("outer", OuterLoop),
-        ):
-            if getattr(self, name) is not None:
-                expect(f"an algorithm's {name}", getattr(self, name), kind)
         if self.phases is not None and "old_logp" not in self.needs:
             raise InputError("an algorithm's phases need a ratio to the old policy: take one against='old'")
         if of_target(self.needs) != (self.target is not None and self.target.update is not None):
@@ -97,7 +84,6 @@ class Algorithm:
                 "an algorithm needs 'target_values' and has a target that moves, such as "
                 "references.exponential_average(0.9), or neither"
             )
-        require_choice("an algorithm's routing", self.routing, get_args(Routing))
 
     @property
     def resampling(self) -> DynamicSampling | None:

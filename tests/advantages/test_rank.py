@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.needs.effective_rank import effective_rank, growth, prefix_ranks, rank_measures
+from jaxrl_llm.core.needs.computed import effective_rank, growth, prefix_ranks, rank_measures
 
 close = np.testing.assert_allclose
 Z = np.array([[1, 0, 0], [0.9, 0.1, 0], [0, 1, 0], [0, 0.8, 0.2], [0, 0, 1], [0.1, 0, 0.9]])
