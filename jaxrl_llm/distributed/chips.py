@@ -129,8 +129,7 @@ def compiler_options(*trees: Any) -> dict[str, str]:
     """XLA's options for the devices of some arrays, or shapes with shardings; without any, for JAX's own devices."""
     leaves = (getattr(x, "sharding", None) for x in jax.tree.leaves(trees))
     sharding = next((found for found in leaves if found is not None), None)
-    devices = jax.devices() if sharding is None else sharding.device_set
-    chip = chip_of_kind(next(iter(devices)).device_kind)
+    chip = chip_of_kind(next(iter(jax.devices() if sharding is None else sharding.device_set)).device_kind)
     return dict(chip.compiler_options) if chip else {}
 
 

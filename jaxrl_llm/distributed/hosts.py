@@ -95,8 +95,7 @@ def gather_through(exchange: Callable[[np.ndarray], Any], value: Any) -> list[An
     room = bucket(int(sizes.max()), 64, 1)  # few sizes, of which each is compiled once
     padded = np.zeros(room, np.uint8)
     padded[: data.size] = data
-    found = np.asarray(exchange(padded))
-    return [pickle.loads(row[:size].tobytes()) for row, size in zip(found, sizes, strict=True)]
+    return [pickle.loads(row[:size].tobytes()) for row, size in zip(np.asarray(exchange(padded)), sizes, strict=True)]
 
 
 HOST, UNIT = "host", "unit"

@@ -52,8 +52,7 @@ def parameter_specs(
     for path, shape in parameter_shapes(config).items():
         put(found, path, split_spec(path[-1], shape, config, mesh))
     layers = found["layers"]
-    beside = own_adapters(adapted or {})
-    found |= {name: split_spec(name, x.shape, config, mesh) for name, x in beside.items()}
+    found |= {name: split_spec(name, x.shape, config, mesh) for name, x in own_adapters(adapted or {}).items()}
     for kind in range(len(config.each_kind)):
         if adapted is not None:
             given, numbers = adapted["layers"], config.layers_of(kind)
@@ -63,8 +62,7 @@ def parameter_specs(
             of_kind(layers, config, kind).update({n: split_spec(n, shape, config, mesh) for n, shape in shapes.items()})
     if stacked:
         return found
-    kinds = config.kind_of_layer or (0,) * config.num_layers
-    each = (of_kind(layers, config, kind) for kind in kinds)
+    each = (of_kind(layers, config, kind) for kind in config.kind_of_layer or (0,) * config.num_layers)
     return found | {"layers": tuple({name: PartitionSpec(*spec[1:]) for name, spec in own.items()} for own in each)}
 
 

@@ -89,8 +89,7 @@ def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
     def of_layer(layer: Params, place: Array) -> Array:
         own, found = Members(seeds, place, numbers, population), jnp.zeros(numbers.shape, jnp.float32)
         for name, w in sorted(layer.items()):
-            inputs = math.prod(w.shape[: perturbed[name].inputs])
-            found += inner_products(w.reshape(inputs, -1), own, name)
+            found += inner_products(w.reshape(math.prod(w.shape[: perturbed[name].inputs]), -1), own, name)
         return found
 
     def matrices(layer: Params) -> Params:

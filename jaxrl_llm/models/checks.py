@@ -83,8 +83,7 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_
     if critic.kind == "likelihood":
         _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/")
         return
-    head = head_shapes(policy.config, critic.hidden, critic.heads)
-    _arrays(_section(entry, "head", "critic/"), head, "critic/head/")
+    _arrays(_section(entry, "head", "critic/"), head_shapes(policy.config, critic.hidden, critic.heads), "critic/head/")
     if critic.kind == "tower":
         _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/", without=("unembed",))
 

@@ -119,8 +119,7 @@ def start_as_reward_model(policy: Policy, params: Params, reward: Policy, weight
             f"the reward model that the critic shall start as is not of the policy's size: {error}"
         ) from None
     head = {"weight": weights["score"].astype(jnp.float32), "bias": jnp.zeros(labels, jnp.float32)}
-    tower = {name: x for name, x in weights.items() if name != "score"}
-    return {**params, "critic": {"head": head, "tower": tower}}
+    return {**params, "critic": {"head": head, "tower": {name: x for name, x in weights.items() if name != "score"}}}
 
 
 def critic_of(needs: Iterable[str], kind: str = "tower") -> Critic | None:
@@ -137,8 +136,7 @@ def critic_of(needs: Iterable[str], kind: str = "tower") -> Critic | None:
         return Critic(LIKELIHOOD)
     if "values" not in asked:
         return None
-    heads = int(max(values_of_need(needs, "values"), default=1))
-    return Critic(kind, heads, spread="target_values" in asked)
+    return Critic(kind, int(max(values_of_need(needs, "values"), default=1)), spread="target_values" in asked)
 
 
 def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:

@@ -123,8 +123,7 @@ def _stacked(each: list[Any], axis: int) -> Any:
 
 def _with_routing(settings: Settings, memory: Any, each: Callable[[int], Any]) -> Any:
     """The memory of layers, with what all routers leave where it is asked for. each: this, the layers at an axis."""
-    asked = settings.record or settings.counted is not None
-    return (memory, each(2 if settings.record else 0)) if asked else memory
+    return (memory, each(2 if settings.record else 0)) if settings.record or settings.counted is not None else memory
 
 
 def _scanned(
@@ -173,10 +172,8 @@ def _over(
         cut = partial(of_turns, start=start, each=block.pattern.count(kind))
         weights[kind] = jax.tree.map(cut, of_kind(layers, config, kind))
     cut = partial(of_turns, start=block.start, each=len(block.pattern))
-    beside = tuple(None if x is None else jnp.moveaxis(x, 2, 0) for x in (inputs, experts))
-    rest = jax.tree.map(cut, (beside, memory))
-    numbers = cut(jnp.arange(config.num_layers, dtype=jnp.int32))
-    return weights, numbers, *rest
+    rest = jax.tree.map(cut, (tuple(None if x is None else jnp.moveaxis(x, 2, 0) for x in (inputs, experts)), memory))
+    return weights, cut(jnp.arange(config.num_layers, dtype=jnp.int32)), *rest
 
 
 def _pattern(

@@ -78,11 +78,9 @@ def _of_block(policy: Policy, hook: Hook, params: Params, places: Places) -> tup
     others = None
     if places.others is not None:
         others = jax.lax.stop_gradient(logits(params["other"], places.others))
-    context = Context(others, places.remembered, places.targets)
-    z = hook.apply(logits(params, places.states), places.state, context)
+    z = hook.apply(logits(params, places.states), places.state, Context(others, places.remembered, places.targets))
     if places.remembered is not None and hook.remember is None:  # of the run's filters, after the hook
         drawn = jnp.arange(z.shape[1]) == places.targets[:, None]
         constant = jax.lax.stop_gradient(jax.nn.log_softmax(z, axis=1))
         z = jnp.where((constant >= places.remembered[:, None]) | drawn, z, -jnp.inf)
-    logp = jax.nn.log_softmax(z, axis=1)
-    return jnp.take_along_axis(logp, places.targets[:, None], axis=1)[:, 0], entropy_of(z)
+    return jnp.take_along_axis(jax.nn.log_softmax(z, axis=1), places.targets[:, None], axis=1)[:, 0], entropy_of(z)

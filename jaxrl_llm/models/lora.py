@@ -128,8 +128,7 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
         return {**params, "layers": tuple({**layer, LORA_SCALE: factor} for layer in layers)}
 
     def with_factor(layers: Params) -> Params:
-        count = jax.tree.leaves(layers)[0].shape[0]
-        return {**layers, LORA_SCALE: jnp.full((count,), factor)}
+        return {**layers, LORA_SCALE: jnp.full((jax.tree.leaves(layers)[0].shape[0],), factor)}
 
     return {**params, "layers": map_kinds(with_factor, layers)}
 
@@ -137,8 +136,7 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
 def scaled_like(params: Params, other: Params) -> Params:
     """The parameters with the factors for adapters that others have, of the same layers."""
     factors = _kept(other, lambda name: name == LORA_SCALE)
-    beside = {name: x for name, x in other.items() if name == LORA_SCALE}
-    return combine(params, {"layers": factors, **beside})
+    return combine(params, {"layers": factors, **{name: x for name, x in other.items() if name == LORA_SCALE}})
 
 
 def split(params: Params) -> tuple[Params, Params]:
@@ -157,8 +155,7 @@ def _kept(params: Params, keep: Callable[[str], bool]) -> Any:
     own = lambda layer: {name: x for name, x in layer.items() if keep(name)}  # noqa: E731
     if isinstance(layers, tuple):
         return tuple(map(own, layers))
-    found = map_kinds(own, layers)
-    return {name: entry for name, entry in found.items() if not isinstance(entry, dict) or entry}
+    return {name: entry for name, entry in map_kinds(own, layers).items() if not isinstance(entry, dict) or entry}
 
 
 def _layers(params: Params) -> Any:
@@ -195,8 +192,7 @@ def merge(params: Params) -> Params:
     with the parameters given and not copied.
     """
     layers, own = _layers(params), partial(_merge, dtype=params["embed"].dtype if "embed" in params else jnp.float32)
-    found = tuple(map(own, layers)) if isinstance(layers, tuple) else map_kinds(own, layers)
-    return {**own(params), "layers": found}
+    return {**own(params), "layers": tuple(map(own, layers)) if isinstance(layers, tuple) else map_kinds(own, layers)}
 
 
 def _merge(found: Params, dtype: Any) -> Params:

@@ -67,9 +67,8 @@ def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
     def common(field: str) -> int:
         return math.gcd(*(getattr(kind, field) for kind in config.each_kind))
 
-    deltas = [kind.delta.keys for kind in config.each_kind if kind.delta]
     return {
-        "states": (math.gcd(*deltas), "heads of the delta rule"),
+        "states": (math.gcd(*[kind.delta.keys for kind in config.each_kind if kind.delta]), "heads of the delta rule"),
         "channels": (config.hidden_size, "channels"),
         "heads": (common("num_kv_heads"), "key-value heads"),
         "inner": (common("intermediate_size"), "inner units"),

@@ -114,11 +114,10 @@ def packed_states(
 
     def split(x: Array) -> list[Array]:
         x = x.reshape(*tiles, -1, *x.shape[2:])
-        parts = jnp.split(x, sizes[:1], axis=2) if len(levels) > 1 else [x]
         return [
             part.reshape(*tiles, -1, level.source.shape[1] // tiles[1], *x.shape[3:])
             .swapaxes(1, 2).reshape(*level.source.shape, *x.shape[3:])
-            for level, part in zip(levels, parts, strict=True)
+            for level, part in zip(levels, jnp.split(x, sizes[:1], axis=2) if len(levels) > 1 else [x], strict=True)
         ]  # fmt: skip
 
     # Where there is no token, any serves.
@@ -200,8 +199,7 @@ def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:
     before = packing.prefixes.source.size
     after = find(packing.suffixes, packing.state - before)
     first = packing.state < before
-    size = before // (tiles[0] * tiles[1])
-    return jnp.where(first, shard, after[0]), jnp.where(first, place, size + after[1])
+    return jnp.where(first, shard, after[0]), jnp.where(first, place, before // (tiles[0] * tiles[1]) + after[1])
 
 
 def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:
@@ -210,5 +208,4 @@ def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:
     visible = (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
     if isinstance(window, int) and window == 0:
         return visible
-    distance = level.position[:, :, None] - seen.position[:, None]
-    return visible & ((distance < window) | (window == 0))
+    return visible & ((level.position[:, :, None] - seen.position[:, None] < window) | (window == 0))

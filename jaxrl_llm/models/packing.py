@@ -68,8 +68,7 @@ def states_at(mask: Array, place: Array) -> Packing:
     """Every row as it is, and of each only the states at some tokens, N x S in order. mask: bool[N, L], true on tokens,
     which stand before all padding; place: int32[N, S]."""
     N, L = mask.shape
-    row = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32)[:, None], place.shape)
-    flat = row.reshape(-1), place.reshape(-1)
+    flat = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32)[:, None], place.shape).reshape(-1), place.reshape(-1)
     return Packing(_rows(mask), None, None, *flat, flat[0] * L + flat[1], runs=1)
 
 
@@ -114,8 +113,7 @@ def shared_prompts(batch: Trajectories, group_size: int, prompt_length: int, com
         source = (jnp.arange(N)[:, None] * L + column).astype(jnp.int32)
         of_row = jnp.repeat(before, G) + width + jnp.arange(N, dtype=jnp.int32) % G * T
         suffixes = _paths(source, known.astype(jnp.int32), prompt[:, None], of_row, T)
-        own = (N // G) * width + jnp.arange(N)[:, None] * T + jnp.arange(T - 1)
-        state = jnp.concatenate([state, own], axis=1)
+        state = jnp.concatenate([state, (N // G) * width + jnp.arange(N)[:, None] * T + jnp.arange(T - 1)], axis=1)
     states = state.reshape(-1).astype(jnp.int32)
     return Packing(prefixes, suffixes, None, row.reshape(-1), place.reshape(-1), states, runs=1)
 
@@ -251,5 +249,4 @@ def convolve_paths(x: Array, weight: Array, paths: Paths) -> Array:
         sum(window[:, :, back - place - 1] * weight[-1 - back] for back in range(place + 1, taps))
         for place in range(taps - 1)
     ]
-    added = jnp.pad(jnp.stack(more, axis=2), ((0, 0), (0, 0), (0, CHUNK - taps + 1), (0, 0)))
-    return (out + added).reshape(x.shape)
+    return (out + jnp.pad(jnp.stack(more, axis=2), ((0, 0), (0, 0), (0, CHUNK - taps + 1), (0, 0)))).reshape(x.shape)

@@ -50,8 +50,7 @@ def blocks(kinds: tuple[int, ...]) -> tuple[Block, ...]:
             pattern, start = kinds[end - length : end], end - length
             while start >= 0 and kinds[start : start + length] == pattern:
                 cost, count, before = best[start]
-                block = Block(pattern, (end - start) // length, start)
-                options.append((cost + length, count + 1, (*before, block)))
+                options.append((cost + length, count + 1, (*before, Block(pattern, (end - start) // length, start))))
                 start -= length
         best.append(min(options, key=lambda option: option[:2]))
     return best[n][2]
@@ -102,8 +101,7 @@ def first_layers(params: dict[str, Any], config: ModelConfig, count: int) -> dic
         return {**params, "layers": jax.tree.map(lambda x: x[:count], layers)}
     numbers = [sum(number < count for number in config.layers_of(kind)) for kind in range(len(config.kinds))]
     kept = zip(config.kinds, numbers, strict=True)
-    found = {kind.name: jax.tree.map(lambda x, n=n: x[:n], layers[kind.name]) for kind, n in kept}
-    return {**params, "layers": found}
+    return {**params, "layers": {kind.name: jax.tree.map(lambda x, n=n: x[:n], layers[kind.name]) for kind, n in kept}}
 
 
 def stacked_layers(params: Any, config: ModelConfig) -> Any:

@@ -64,8 +64,7 @@ def vocabulary_sum(f: Callable[..., jax.Array], *distributions: Distribution, bl
     def normaliser(source: Distribution) -> jax.Array:
         def add(sums: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
             z, new = logits(source, start)
-            here = jax.nn.logsumexp(jnp.where(new, z, -jnp.inf), axis=1)
-            return jnp.logaddexp(sums, here), None
+            return jnp.logaddexp(sums, jax.nn.logsumexp(jnp.where(new, z, -jnp.inf), axis=1)), None
 
         return jax.lax.scan(add, jnp.full(source.hidden.shape[:1], -jnp.inf), starts)[0]
 
@@ -199,8 +198,7 @@ def _logits(source: _Arrays, softcap: float, form: _Form, start: jax.Array) -> t
     rows = jax.lax.dynamic_slice_in_dim(source.unembedding, first, form.block)
     z = Distribution(*source, softcap).logits_of(rows)
     token = first + jnp.arange(form.block)
-    counts = (token >= start) & (token < form.tokens)
-    return jnp.where(counts, z, NEVER), rows, first
+    return jnp.where((token >= start) & (token < form.tokens), z, NEVER), rows, first
 
 
 def _rows(form: _Form) -> int:

@@ -106,8 +106,7 @@ def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerC
 
 def no_experts(config: ModelConfig, rows: int, tokens: int) -> Array:
     """int[rows, tokens, layers, k]: room for the experts of tokens, in `moe.index_dtype`; none are known."""
-    shape = (rows, tokens, config.num_layers, config.experts_per_token)
-    return jnp.full(shape, NOT_RECORDED, index_dtype(config))
+    return jnp.full((rows, tokens, config.num_layers, config.experts_per_token), NOT_RECORDED, index_dtype(config))
 
 
 @jax.named_scope("cache")

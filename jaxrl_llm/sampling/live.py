@@ -112,8 +112,7 @@ def unseen(shown: str, text: str) -> str:
     """
     if shown.startswith(text):
         return ""
-    alike = next((i for i, (a, b) in enumerate(zip(shown, text, strict=False)) if a != b), len(shown))
-    return text[alike:]
+    return text[next((i for i, (a, b) in enumerate(zip(shown, text, strict=False)) if a != b), len(shown)) :]
 
 
 def throughput_line(stats: Stats) -> str:

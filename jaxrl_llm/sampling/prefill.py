@@ -64,8 +64,7 @@ def prefill_prompts(
             length = np.asarray([len(ids) for _, ids, _ in part] + [1] * padding, np.int32)
             into = np.asarray([slot for slot, _, _ in part] + [size.shape.prompts] * padding, np.int32)
             numbers = np.asarray([number for _, _, number in part] + [0] * padding, np.int32)
-            own = numbers if are_by_row(policy, weights.prompts) else None
-            arrays = weights.spread((tokens, length, into, own))
+            arrays = weights.spread((tokens, length, into, numbers if are_by_row(policy, weights.prompts) else None))
             prefix_cache = prefill(policy, weights.prompts, prefix_cache, *arrays)
             stats.prompts += len(part)
             stats.prompt_tokens += sum(len(ids) for _, ids, _ in part)
@@ -79,8 +78,7 @@ def first_tokens(
 ) -> tuple[RingCache, RowState]:  # fmt: skip
     """The ring KV cache (donated) and the rows, of which fresh ones now have a token, and what their prompts left."""
     if policy.config.recurrent:
-        layers = states_of_prompts(prefix_cache, prefix_slots, ring_cache.layers, rows)
-        ring_cache = ring_cache._replace(layers=layers)
+        ring_cache = ring_cache._replace(layers=states_of_prompts(prefix_cache, prefix_slots, ring_cache.layers, rows))
     ends = weights.spread(ends_of_prompts(prefix_cache, prefix_slots, rows))
     drawn, rows = begin(policy, weights.loop, ends, ring_cache.drawn, ring_cache.step, rows, settings)
     return ring_cache._replace(drawn=drawn), rows
@@ -180,8 +178,7 @@ def causal_pass(
 def dense(policy: Policy, positions: Array, length: Array) -> Attend:
     """Attention by a mask of all pairs of tokens. positions: int32[R, L]; length: int32[R]."""
     config = policy.config
-    real = positions < length[:, None]
-    seen = real[:, None, :] & (positions[:, :, None] >= positions[:, None, :])
+    seen = (positions < length[:, None])[:, None, :] & (positions[:, :, None] >= positions[:, None, :])
     distance = positions[:, :, None] - positions[:, None, :]
 
     def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, None]:

@@ -90,9 +90,8 @@ def stream(
                 for index, request in enumerate(requests):
                     yield Completion(index, request.begun, False, request.limit)
                 return
-            devices = row_shards(weights.mesh, SAMPLED_ROWS)
             engine = engine_of(
-                policy, weights, settings, size_for(open_ones, slots, devices, shape),
+                policy, weights, settings, size_for(open_ones, slots, row_shards(weights.mesh, SAMPLED_ROWS), shape),
                 cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,
                 speculative_tokens=speculative_tokens, drafts=drafts, record_experts=record_experts,
             )  # fmt: skip

@@ -206,8 +206,7 @@ def _reads(rendering: Rendering, renderer: Any) -> bool:
         return renderer.parse_response(ids, tools=[_TOOL["function"]], prompt_ids=rendering.encode(begun))
 
     def call(number: int, **arguments: str) -> dict[str, Any]:
-        own = {"name": "look", "arguments": arguments}
-        return {"type": "function", "id": f"call0000{number}", "function": own}
+        return {"type": "function", "id": f"call0000{number}", "function": {"name": "look", "arguments": arguments}}
 
     wanted = [{"text": "at it", "at": "3\n4"}, {"text": "<b>"}]
     for count in (1, 2):

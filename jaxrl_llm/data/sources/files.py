@@ -117,8 +117,7 @@ def located(source: str) -> Path | list[Path]:
             "of the Hugging Face hub (OWNER/NAME:CONFIG/SPLIT) or reasoning-gym:TASK"
         )
     if path.is_dir():
-        saved = any((path / name).exists() for name in _SAVED)
-        return path if saved else files_of_folder(path) or path
+        return path if any((path / name).exists() for name in _SAVED) else files_of_folder(path) or path
     if path.suffix != ".json" and format_of(path) is None:
         raise InputError(
             f"cannot read {shown(source)}: it must end in .jsonl, .json or .parquet (or .array_record), or be a data "

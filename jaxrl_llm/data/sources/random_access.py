@@ -86,8 +86,7 @@ class RecordFiles:
         """The file and the line or row of a record, for errors."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         file = self.files[number]
-        place = f"{file.path}, {file.place(int(index - (self._ends[number] - file.records)))}"
-        return by_url(place, self._source)
+        return by_url(f"{file.path}, {file.place(int(index - (self._ends[number] - file.records)))}", self._source)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -86,8 +86,7 @@ def _rates(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
     if rope.kind in ("factors", "longrope"):
         return base / np.asarray(rope.factors), rope.attention_factor or 1.0
     if rope.kind == "llama3":
-        wavelength = 2 * np.pi / base
-        turns = rope.original_length / wavelength
+        turns = rope.original_length / (2 * np.pi / base)
         keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
         return keep * base + (1 - keep) * base / rope.factor, 1.0
     if rope.kind == "yarn":
@@ -139,8 +138,7 @@ def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], whe
     if kind == "longrope":
         stretched = float(scaling.get("factor") or maximum / out["original_length"])
         usual = math.sqrt(1 + math.log(stretched) / math.log(out["original_length"])) if stretched > 1 else 1.0
-        names = ("short_factor", "long_factor")
-        short, long = (tuple(float(x) for x in scaling[name]) for name in names)
+        short, long = (tuple(float(x) for x in scaling[name]) for name in ("short_factor", "long_factor"))
         out |= {"short_factors": short, "long_factors": long}
         out["attention_factor"] = float(scaling.get("attention_factor") or usual)
     if kind == "factors":

@@ -83,8 +83,7 @@ NAMES = {FULL: "full", SLIDING: "sliding"}
 
 
 def _gemma4_types(raw: Values, where: str) -> list[str]:
-    types = listed(raw, where, lambda layer: (layer + 1) % 6 != 0)
-    return [*types[:-1], FULL]  # as transformers has it
+    return [*listed(raw, where, lambda layer: (layer + 1) % 6 != 0)[:-1], FULL]  # as transformers has it
 
 
 def _gemma4_sizes(raw: Values, types: list[str], where: str) -> dict[str, dict[str, Any]]:

@@ -170,5 +170,4 @@ def _is_named(module: str, names: str | tuple[str, ...]) -> bool:
 
 
 def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    matching = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
-    return next(matching, default)
+    return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module)), default)

@@ -224,16 +224,14 @@ def _merged(
 ) -> np.ndarray:  # fmt: skip
     weight, a, b = read(), read_a(), read_b()
     weight = weight.astype(np.float64 if weight.dtype == np.float64 else np.float32)
-    shape = weight.shape[::-1] if embedding else weight.shape
-    check_pair(a, b, shape, name, where)
+    check_pair(a, b, weight.shape[::-1] if embedding else weight.shape, name, where)
     product = np.float32(scale) * (b.astype(np.float32) @ a.astype(np.float32))
     return weight + (product.T if embedding else product)
 
 
 def check_pair(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], name: str, where: Path) -> None:
     """InputError for matrices that are no A and B of a matrix of this shape, [outputs, inputs]."""
-    fits = a.ndim == b.ndim == len(shape) == 2 and (b.shape[0], a.shape[1]) == shape and a.shape[0] == b.shape[1]
-    if not fits:
+    if not (a.ndim == b.ndim == len(shape) == 2 and (b.shape[0], a.shape[1]) == shape and a.shape[0] == b.shape[1]):
         raise InputError(f"{where}: A {a.shape} and B {b.shape} of {name!r} are no adapter of a matrix {shape}")
 
 

@@ -99,8 +99,7 @@ def dequantised(tensors: Tensors, quantisation: Quantisation, where: str) -> Ten
     out = {name: read for name, read in tensors.items() if not name.endswith(ACTIVATIONS)}
     for name in [name.removesuffix(SCALE) for name in tensors if name.endswith(SCALE)]:
         scales = _part(out, name + SCALE, (*FLOATS, "U8", "F8_E8M0"), where)
-        values = _part(out, name, ("F8_E4M3",), where)
-        out[name] = partial(_fp8, name, values, scales, quantisation.block, where)
+        out[name] = partial(_fp8, name, _part(out, name, ("F8_E4M3",), where), scales, quantisation.block, where)
     return out
 
 

@@ -58,8 +58,7 @@ def from_tensors(
             raise InputError(f"{where}: tensor {each.name!r} has shape {value.shape}, but config.json implies {wanted}")
         for path, part in parts_of(each, value).items():
             if path not in shards:  # only now is it known that shapes are as small as the file
-                sharding = shardings and reduce(getitem, path, shardings)
-                shards[path] = Shards(shapes[path], jnp.dtype(dtype), sharding)
+                shards[path] = Shards(shapes[path], jnp.dtype(dtype), shardings and reduce(getitem, path, shardings))
             for filled in shards[path].fill(each.place, part):
                 if not all_finite(filled):
                     bad = f"{non_finite(filled)} in {filled.dtype.name}"

@@ -52,8 +52,7 @@ def stored_tensors(config: ModelConfig, found: Container[str] | None = None) -> 
                 ]
                 names = [_full_name(tensor, weight).format(layer=layer, expert=0) for tensor in options]
                 usual = next(i for i, tensor in enumerate(options) if tensor not in family.others)
-                chosen = next((i for i, name in enumerate(names) if found is None or name in found), usual)
-                tensor = options[chosen]
+                tensor = options[next((i for i, name in enumerate(names) if found is None or name in found), usual)]
                 held = tuple(here[name] for name in tensor.weights)
                 done |= {(name, place) for name in tensor.weights}
                 each = range(here[weight.name].shape[1]) if "{expert}" in _full_name(tensor, weight) else (None,)

@@ -112,10 +112,9 @@ def _within(config: ModelConfig, context: int | None, where: str) -> ModelConfig
         config = dataclasses.replace(config, ropes=tuple(rope.within(context) for rope in config.ropes))
     for rope in config.ropes:
         if rope.short_factors != rope.long_factors:
-            kind = "long" if rope.factors == rope.long_factors else "short"
             logger.warning(
                 "%s: rotary factors for %s contexts (those for short ones reach %s tokens: context_tokens decides)",
-                where, kind, f"{rope.original_length:,}",
+                where, "long" if rope.factors == rope.long_factors else "short", f"{rope.original_length:,}",
             )  # fmt: skip
     return config
 

@@ -72,10 +72,9 @@ def tokenizer_digest(tokenizer: Any) -> str:
     kept: dict[str, Any] = {}
     if callable(getattr(tokenizer, "get_vocab", None)):
         kept["vocabulary"] = sorted(tokenizer.get_vocab().items())
-    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     kept["added"] = [
         (index, str(token), *(bool(getattr(token, name, False)) for name in ("special", "lstrip", "rstrip")))
-        for index, token in sorted(added.items())
+        for index, token in sorted((getattr(tokenizer, "added_tokens_decoder", None) or {}).items())
     ]
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "chat_template")
     kept |= {name: getattr(tokenizer, name, None) for name in names}

@@ -67,8 +67,7 @@ def attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing, of_bl
 
     of, sees = of_block or (visible, lambda each: each)
     block = jax.checkpoint(lambda each: _attention(each[0], k, v, sees(each[1]), how), prevent_cse=False)
-    found = jax.lax.map(block, (cut(q), jax.tree.map(cut, of)))
-    return found.swapaxes(0, 1).reshape(N, count * size, H, -1)[:, :L]
+    return jax.lax.map(block, (cut(q), jax.tree.map(cut, of))).swapaxes(0, 1).reshape(N, count * size, H, -1)[:, :L]
 
 
 def _attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing) -> Array:
@@ -84,8 +83,7 @@ def _attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing) -> A
     sinks = how.sinks
     if sinks is not None:
         sinks = jnp.broadcast_to(sinks.astype(logits.dtype).reshape(K, H // K, 1), logits.shape[:-1])
-    weights = softmax(logits, sinks).astype(v.dtype).reshape(N, K, (H // K) * L, -1)
-    out = jnp.einsum("nkqs,nksh->nkqh", weights, v)
+    out = jnp.einsum("nkqs,nksh->nkqh", softmax(logits, sinks).astype(v.dtype).reshape(N, K, (H // K) * L, -1), v)
     return out.reshape(N, K, H // K, L, -1).transpose(0, 3, 1, 2, 4).reshape(N, L, H, -1)
 
 
@@ -121,8 +119,7 @@ def heads_of(
     def rotated(name: str) -> Array:
         x = project_heads(rows.reshape(y.shape), layer, name, placement)
         if (together := layer.get(f"{name}_joint_norm")) is not None:
-            flat = norm(x.reshape(*x.shape[:2], -1), together.reshape(-1), config)
-            x = flat.reshape(x.shape)
+            x = norm(x.reshape(*x.shape[:2], -1), together.reshape(-1), config).reshape(x.shape)
         return turned(x, layer.get(f"{name}_norm"), cos, sin)
 
     q = rotated("query")

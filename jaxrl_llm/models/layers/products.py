@@ -53,8 +53,7 @@ def product(x: Array, weight: Weight) -> Array:
         weight = NormalFloat(levels, weight.scale.reshape(-1, levels.shape[1]))
         return _frozen_product(*vary_together(x, weight), None)
     if isinstance(weight, QuantisedBlocks):
-        values = weight.values.reshape(K, -1)
-        return quantised_product(*vary_together(x, dataclasses.replace(weight, values=values)))
+        return quantised_product(*vary_together(x, dataclasses.replace(weight, values=weight.values.reshape(K, -1))))
     if isinstance(weight, StraightThroughBlocks):
         return straight_through_product(*vary_together(x, weight.weight.reshape(K, -1)), weight.how)
     if isinstance(weight, StraightThrough):
@@ -175,8 +174,7 @@ def _straight_through_backward(
     values = rounded(w, scale, kind).values.astype(x.dtype)
     of_rows = scale if groups is None else _scale_of_rows(scale, groups)
     dx = _into_inputs((dy * of_rows).astype(x.dtype), values, groups)
-    dw = over_rows(x, dy) if groups is None else of_matrices(x, dy, groups)
-    return dx, dw.astype(w.dtype), None, None
+    return dx, (over_rows(x, dy) if groups is None else of_matrices(x, dy, groups)).astype(w.dtype), None, None
 
 
 _straight_through.defvjp(
@@ -202,8 +200,7 @@ def straight_through_product(x: Array, w: Array, how: BlockRounding) -> Array:
 
 def _rounded_backward(how: BlockRounding, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = residuals
-    rounded = quantise_blocks(w.T, how)
-    dx = quantised_product(dy, rounded)
+    dx = quantised_product(dy, quantise_blocks(w.T, how))
     by_rows, scale = in_blocks(dy, (how.size, 1), how.kind)
     dw = _product_of_groups(_in_groups(x.T, how), (by_rows, scale), how.size)
     return dx.astype(x.dtype), dw.astype(w.dtype)

@@ -88,8 +88,7 @@ def delta_mixer(
     q, k = ((q * sizes.key**-0.5).astype(y.dtype), k.astype(y.dtype))
     rate = jnp.exp(layer["log_rate"].astype(wide))
     g = -rate * jax.nn.softplus(projected("delta_decay").astype(wide) + layer["decay_bias"].astype(wide))
-    beta = jax.nn.sigmoid(projected("delta_rate").astype(wide))
-    out, state = flow.delta(DeltaInputs(q, k, v, g, beta), state)
+    out, state = flow.delta(DeltaInputs(q, k, v, g, jax.nn.sigmoid(projected("delta_rate").astype(wide))), state)
     gate = projected("delta_gate").reshape(out.shape)
     out = rms_norm(out.astype(y.dtype), layer["delta_norm"], config.norm_epsilon)
     out = (out.astype(wide) * jax.nn.silu(gate.astype(wide))).astype(y.dtype)
@@ -134,13 +133,11 @@ def rows_flow(length: Array) -> Flow:
     """Rows that begin with `length` (int32[N]) tokens, which follow each other."""
 
     def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Array]:
-        real = jnp.arange(x.g.shape[1]) < length[:, None]
-        return in_rows(only(x, real), CHUNK, state)
+        return in_rows(only(x, jnp.arange(x.g.shape[1]) < length[:, None]), CHUNK, state)
 
     def window(x: Array, old: Array | None, taps: int) -> Array:
         whole = _with_window(x, old, taps - 1)
-        at = length[:, None] + jnp.arange(taps - 1)
-        return jnp.take_along_axis(whole, at[:, :, None], axis=1)
+        return jnp.take_along_axis(whole, (length[:, None] + jnp.arange(taps - 1))[:, :, None], axis=1)
 
     return Flow(_in_order, delta, window)
 

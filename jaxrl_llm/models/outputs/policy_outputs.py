@@ -131,8 +131,7 @@ def _drawn_from(
     others = None
     if hook.other is not None:
         others, _ = packed_states(policy, jax.lax.stop_gradient(params["other"]), batch.tokens, packing)
-    state = numbers_of(hook, batch, packing)
-    places = Places(view.states, view.targets, view.temperature, view.floor, state, others)
+    places = Places(view.states, view.targets, view.temperature, view.floor, numbers_of(hook, batch, packing), others)
     return hooked_logp(policy, hook, params, places)
 
 

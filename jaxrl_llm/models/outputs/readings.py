@@ -66,8 +66,7 @@ def tempered_logp(seen: Seen, times: float) -> Array:
 
 def _internal_logp(seen: Seen) -> Array:
     inner, weights = inner_policy(seen.policy, seen.params, seen.wanted.layer)
-    states = view_of(inner, weights, seen.batch, seen.packing)._replace(floor=None)
-    return logp_at(inner, weights, states)[0]
+    return logp_at(inner, weights, view_of(inner, weights, seen.batch, seen.packing)._replace(floor=None))[0]
 
 
 def _top_tokens(seen: Seen) -> dict[str, Array]:

@@ -156,8 +156,7 @@ def restore(
         return each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, pack(k, v, store.keys.dtype))
 
     if ring_experts is not None:  # those of a token are with the one after it, in the column of its key
-        chosen = take_columns(experts, columns(ring_experts.shape[1]), 1)
-        ring_experts = ring_experts.at[into].set(chosen, mode="drop")
+        ring_experts = ring_experts.at[into].set(take_columns(experts, columns(ring_experts.shape[1]), 1), mode="drop")
     return tuple(put(store, number) for number, store in enumerate(ring_layers)), ring_experts
 
 

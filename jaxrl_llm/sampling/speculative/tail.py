@@ -75,8 +75,7 @@ class TailRows:
         self.requests, self.rows = dict(requests), list(requests)
         self.length = source_length(size)
         self.shards = row_shards(weights.mesh, SAMPLED_ROWS)
-        index = self._index(list(range(len(self.rows))))
-        rows = np.asarray(self.rows, np.int32)[index]
+        rows = np.asarray(self.rows, np.int32)[self._index(list(range(len(self.rows))))]
         self.state = jax.tree.map(lambda x: np.array(x)[rows], state)
         self.state = marked_done(self.state, slice(len(self.rows), None))  # repetitions, which are not decoded
         tokens = np.full((len(rows), columns_of(size, width)), -1, np.int32)

@@ -132,10 +132,9 @@ def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None =
     options = options_for(mesh.devices.flat[0], mesh, rounding)
     target = named_shardings(loop_specs(policy, mesh, params, options), mesh)
     others = jax.jit(_others, static_argnums=(0, 2), out_shardings=outside_layers(target))
-    firsts = [target["layers"][policy.config.layers_of(kind)[0]] for kind in range(len(policy.config.each_kind))]
     layers = tuple(
         jax.jit(_layer, static_argnums=(0, 3), out_shardings=with_inputs_last(one) if options.inputs_last else one)
-        for one in firsts
+        for one in [target["layers"][policy.config.layers_of(kind)[0]] for kind in range(len(policy.config.each_kind))]
     )
     return Converter(others, layers, options)
 
@@ -268,6 +267,5 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
         return None if layer is None else cache(layer)
 
     if isinstance(tree, PrefixCache | RingCache | Tail):
-        rest = jax.tree.map(place, tree._replace(layers=()))
-        return rest._replace(layers=tuple(map(of_layer, tree.layers)))
+        return jax.tree.map(place, tree._replace(layers=()))._replace(layers=tuple(map(of_layer, tree.layers)))
     return jax.tree.map(place, tree)

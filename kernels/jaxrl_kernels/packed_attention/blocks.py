@@ -109,8 +109,7 @@ def _attending(of_queries: Array, of_keys: Array, window: Array | int) -> Array:
 
 def _listed(chosen: Array) -> tuple[Array, Array]:
     """For each row of bool[..., B], the places of its true entries in order and then any; and their number."""
-    places = jnp.arange(chosen.shape[-1], dtype=jnp.int32)
-    first = jnp.sort(jnp.where(chosen, places, OUTSIDE), axis=-1)
+    first = jnp.sort(jnp.where(chosen, jnp.arange(chosen.shape[-1], dtype=jnp.int32), OUTSIDE), axis=-1)
     return jnp.minimum(first, chosen.shape[-1] - 1), jnp.sum(chosen, axis=-1, dtype=jnp.int32)
 
 

@@ -93,8 +93,7 @@ def for_each_chunk(scalars: Scalars, of: Sizes, step: Step, compute: Callable[[A
     window, groups = scalars.window[0], of.S // LANES
 
     def needed(group: Any) -> Any:
-        keys = tuple(scalars.of_keys[(step.row * 3 + i) * groups + group] for i in range(3))
-        return attends(queries, keys, window)
+        return attends(queries, tuple(scalars.of_keys[(step.row * 3 + i) * groups + group] for i in range(3)), window)
 
     chunk = max(c for c in range(LANES, min(of.width, CHUNK) + 1, LANES) if of.width % c == 0)
     for start in range(0, of.width, chunk):

@@ -35,8 +35,7 @@ def _forward_kernel(
     def compute(start: Any, count: int) -> None:
         here = parts.keys_at(step, of, start, count, whole)
         z, _ = parts.logits_of(k[:, here], heads[...], of)
-        mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
-        z = jnp.where(mask, z, MASKED)
+        z = jnp.where(parts.mask_of(queries[...], keys[:, here], scalars.window[0], of), z, MASKED)
         new = jnp.maximum(m[...], jnp.max(z, axis=0, keepdims=True))
         weights, keep = jnp.exp(z - new), jnp.exp(m[...] - new)
         l[...] = keep * l[...] + jnp.sum(weights, axis=0, keepdims=True)
@@ -50,8 +49,7 @@ def _forward_kernel(
     def _() -> None:
         total = l[...]
         some = total > 0
-        result = acc[...] * jnp.where(some, 1 / jnp.where(some, total, 1), 0)
-        out[...] = parts.below(result.astype(out.dtype), of)
+        out[...] = parts.below((acc[...] * jnp.where(some, 1 / jnp.where(some, total, 1), 0)).astype(out.dtype), of)
         lse[...] = parts.below(jnp.where(some, m[...] + jnp.log(jnp.where(some, total, 1)), MASKED), of)
 
 

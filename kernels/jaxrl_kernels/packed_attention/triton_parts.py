@@ -94,8 +94,7 @@ def visit(listed: Any, counts: Any, block: Any, size: int, compute: Callable[...
     def step(i: Any, state: Any) -> Any:
         start, carry = state
         # Triton reads ahead what a loop carries the address of, but not what it must look up first.
-        following = start_of(jnp.minimum(i + 1, steps - 1))
-        return following, compute(pl.ds(pl.multiple_of(start, size), size), carry)
+        return start_of(jnp.minimum(i + 1, steps - 1)), compute(pl.ds(pl.multiple_of(start, size), size), carry)
 
     return jax.lax.fori_loop(np.int32(0), steps, step, (start_of(np.int32(0)), initial))[1]
 

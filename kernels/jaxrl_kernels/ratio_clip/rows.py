@@ -141,8 +141,7 @@ def _rows_kernel(limits: Any, *refs: Any, has_dual: bool, **settings: Any) -> No
     """One block of rows. limits: f32[3] in SMEM, the bounds; 0 in place of an unused dual clip."""
     *arrays, slope, statistics = refs
     rows = Rows(*(x[...] for x in arrays))
-    bounds = Bounds(limits[0], limits[1], limits[2] if has_dual else None)
-    slope[...], found = of_rows(rows, bounds, **settings)
+    slope[...], found = of_rows(rows, Bounds(limits[0], limits[1], limits[2] if has_dual else None), **settings)
     column = jax.lax.broadcasted_iota(jnp.int32, statistics.shape, 1)
     table = jnp.zeros(statistics.shape, jnp.float32)
     for place, statistic in enumerate(found):

@@ -221,8 +221,7 @@ def by_slices(
     `allowed`. All other arrays are replicated over the axis, and the results are the same on all of its devices.
     """
     if axis_name is None:
-        sums = local_sums(inputs, options, limit=options.vocab_size)
-        return finish(draw(sums, inputs.keys, inputs.temperature))
+        return finish(draw(local_sums(inputs, options, limit=options.vocab_size), inputs.keys, inputs.temperature))
     mine = inputs.unembedding.shape[0]
     offset = jax.lax.axis_index(axis_name) * mine
     limit = None if options.vocab_size is None else jnp.clip(options.vocab_size - offset, 0, mine)
