@@ -101,9 +101,7 @@ class PromptRows(Sequence[Row]):
     def __getitem__(self, index: slice) -> list[Row]: ...
 
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return self.rows(range(*index.indices(len(self))))
-        return self.rows([index])[0]
+        return self.rows(range(*index.indices(len(self)))) if isinstance(index, slice) else self.rows([index])[0]
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """The rows of these numbers, read together."""

@@ -125,12 +125,11 @@ def encode_as_drawn(
     naming the file and the row, for an invalid prompt; here too if all sampled prompts are skipped.
     """
     unwanted, one_at_a_time = {same(row) for row in held_out}, threading.Lock()
+    encode_one = partial(encode_prompt, tokenizer, system_prompt=system_prompt, format=format, dialect=dialect)
 
     def encode(prompt: Any, row: dict[str, Any] | None = None) -> list[int]:
         with one_at_a_time:  # tokenizers may not be shared between threads
-            return encode_prompt(
-                tokenizer, prompt, system_prompt=system_prompt, format=format, row=row, dialect=dialect
-            )
+            return encode_one(prompt, row=row)
 
     def encoded(row: dict[str, Any], where: str) -> list[int]:
         try:

@@ -106,9 +106,6 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
 
 def _is_alike(state: Any, other: Any) -> bool:
     if isinstance(other, dict):
-        return (
-            isinstance(state, dict)
-            and state.keys() == other.keys()
-            and all(_is_alike(state[k], other[k]) for k in other)
-        )
+        alike = isinstance(state, dict) and state.keys() == other.keys()
+        return alike and all(_is_alike(state[name], value) for name, value in other.items())
     return type(state) is type(other) and not (isinstance(state, int) and state < 0)

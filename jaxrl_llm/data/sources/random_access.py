@@ -119,23 +119,20 @@ def open_records(source: str) -> RecordFiles | None:
         folder = files[0].parent if files else Path(".")
         return RecordFiles([_data_set(folder, data, sum(file.stat().st_size for file in files))])
     with naming_url(source):
-        return _opened(source)
-
-
-def _opened(source: str) -> RecordFiles | None:
-    found = located(source)
-    if isinstance(found, Path):  # a folder of datasets.save_to_disk
-        size = sum(file.stat().st_size for file in found.glob("*.arrow"))
-        return RecordFiles([_data_set(found, saved_data_set(found), size)], source)
-    kinds = {"jsonl": _json_lines, "parquet": _parquet, "array_record": _array_record}
-    if any(format_of(path) not in kinds for path in found):
-        return None
-    try:
-        for path in found:
-            check_regular(path)
-        return RecordFiles([kinds[str(format_of(path))](path) for path in found], source)
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename or source}: {error.strerror or error_line(error)}") from error
+        found = located(source)
+        if isinstance(found, Path):  # a folder of datasets.save_to_disk
+            size = sum(file.stat().st_size for file in found.glob("*.arrow"))
+            return RecordFiles([_data_set(found, saved_data_set(found), size)], source)
+        kinds = {"jsonl": _json_lines, "parquet": _parquet, "array_record": _array_record}
+        if any(format_of(path) not in kinds for path in found):
+            return None
+        try:
+            for path in found:
+                check_regular(path)
+            return RecordFiles([kinds[str(format_of(path))](path) for path in found], source)
+        except OSError as error:
+            why = error.strerror or error_line(error)
+            raise InputError(f"cannot read {error.filename or source}: {why}") from error
 
 
 def row_of(record: Any, where: str) -> Row:
@@ -228,9 +225,8 @@ def _array_record(path: Path) -> File:
     except ImportError as error:
         raise missing_package("array_record", "data", f"reading {path}") from error
     try:
-        reader = ArrayRecordReader(
-            str(path), "readahead_buffer_size:0,max_parallelism:0", file_reader_buffer_size=2**15
-        )
+        options = "readahead_buffer_size:0,max_parallelism:0"
+        reader = ArrayRecordReader(str(path), options, file_reader_buffer_size=2**15)
         if not reader.ok():
             reader.close()  # raises an error that says why
         length = int(reader.num_records())
@@ -238,14 +234,14 @@ def _array_record(path: Path) -> File:
         raise InputError(f"{path} is not a valid array_record file: {error_line(error)}") from error
     position = threading.Lock()
 
-    def record(number: int) -> bytes:
-        with position:
-            reader.seek(number)
-            return bytes(reader.read())
-
     def read(wanted: Sequence[int]) -> list[Record]:
+        found = list[Record]()
         try:
-            return [record(number) for number in wanted]
+            for number in wanted:
+                with position:
+                    reader.seek(number)
+                    found.append(bytes(reader.read()))
+            return found
         except Exception as error:
             raise InputError(f"{path} is not a valid array_record file: {error_line(error)}") from error
 
