@@ -92,9 +92,7 @@ def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
             found += inner_products(w.reshape(math.prod(w.shape[: perturbed[name].inputs]), -1), own, name)
         return found
 
-    def matrices(layer: Params) -> Params:
-        return {name: w for name, w in layer.items() if name in perturbed}
-
+    matrices = lambda layer: {name: w for name, w in layer.items() if name in perturbed}  # noqa: E731
     total = jnp.zeros(numbers.shape, jnp.float32)
     if isinstance(layers, tuple):
         return sum((of_layer(matrices(layer), jnp.int32(place)) for place, layer in enumerate(layers)), total)

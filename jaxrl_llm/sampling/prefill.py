@@ -164,10 +164,7 @@ def causal_pass(
         # The mesh of the sampler is that of the arrays: it may be one host's.
         attention = by_kernel(config, causal_tokens(length, L), L * (L + 1) // 2, None, SAMPLED_ROWS)
         placed = between_layers(placed, mesh_of(None, tokens), R, L)
-
-    def attend(q: Array, k: Array, v: Array, memory: None, how: Weighing) -> tuple[Array, tuple[Array, Array]]:
-        return attention(q, k, v, None, how)[0], (k, v)
-
+    attend = lambda q, k, v, memory, how: (attention(q, k, v, None, how)[0], (k, v))  # noqa: E731
     flow = rows_flow(length) if config.recurrent else None
     hidden, kvs = run(
         policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow, mixed=mixed

@@ -94,11 +94,7 @@ def draw_from_logits(
         raise InputError("the policy does not think softly: dataclasses.replace(policy, thinking=...)")
     soft = _soft(policy.thinking, scaled_permitted, counters, settings)
     drawn = drawn._replace(thoughts=no_thoughts(policy.thinking, N))
-
-    def chosen_of(x: Array, y: Array) -> Array:
-        return jnp.where(jnp.expand_dims(thinking, tuple(range(1, x.ndim))), x, y)
-
-    return jax.tree.map(chosen_of, soft, drawn)
+    return jax.tree.map(lambda x, y: jnp.where(jnp.expand_dims(thinking, tuple(range(1, x.ndim))), x, y), soft, drawn)
 
 
 def _most_probable(masked: Array, whole: Array, count: int) -> Array:
@@ -112,10 +108,7 @@ def _most_probable(masked: Array, whole: Array, count: int) -> Array:
 def _soft(thinking: SoftThinking, logits: Array, counters: Array, settings: DrawSettings) -> Drawn:
     """A soft token for each row from tempered logits [N, V], -inf where forbidden."""
     keys = row_keys(counters)
-
-    def noise_at(ids: Array) -> Array:
-        return jnp.where(settings.temperature > 0, gumbel(bits_at(keys, OF_TOKENS, ids)), 0.0)
-
+    noise_at = lambda ids: jnp.where(settings.temperature > 0, gumbel(bits_at(keys, OF_TOKENS, ids)), 0.0)  # noqa: E731
     thoughts = drawn_thoughts(thinking, logits, noise_at)
     kept, logp = thoughts[:, 0] >= 0, thoughts[:, 2]
     density = log_density(thinking, logp, thoughts)

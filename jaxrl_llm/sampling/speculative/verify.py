@@ -146,8 +146,7 @@ def verify(
         found = drafts(tail, rows.prompt + rows.own, sources, width)
         return found._replace(number=jnp.where(rows.done, 0, found.number))
 
-    def unfinished(carry: Carry) -> Array:
-        return (carry[2].steps < most) & ~jnp.all(carry[1].done)
+    unfinished = lambda carry: (carry[2].steps < most) & ~jnp.all(carry[1].done)  # noqa: E731
 
     def drafted(carry: Carry) -> Array:
         return 2 * jnp.sum(carry[3].number > 0) >= jnp.sum(~carry[1].done)

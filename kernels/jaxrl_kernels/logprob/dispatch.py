@@ -31,8 +31,7 @@ def _parts(inputs: Inputs, options: HeadOptions) -> SliceResult:
 
 
 def _forward(inputs: Inputs, options: HeadOptions) -> tuple[SliceResult, tuple[Inputs, SliceResult]]:
-    def blocked(inputs: Inputs) -> SliceResult:
-        return finish(blocked_sums(inputs, options.softcap, _width(inputs, options)))
+    blocked = lambda inputs: finish(blocked_sums(inputs, options.softcap, _width(inputs, options)))  # noqa: E731
 
     def pallas(inputs: Inputs, interpret: bool) -> SliceResult:
         return finish(pallas_sums(inputs, plan(inputs, options, interpret)))
