@@ -29,7 +29,7 @@ from jaxrl_llm.models.parameters import (
     adapted_weights,
 )
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.models.stacks import map_kinds, of_kind
+from jaxrl_llm.models.stacks import make_kinds, map_kinds, of_kind
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -59,12 +59,9 @@ def with_members(policy: Policy, params: Params, numbers: Array, seed: Array) ->
 
     if isinstance(layers, tuple):
         return {**params, "layers": tuple({**layer, ROWS: of_layer(i)} for i, layer in enumerate(layers))}
-    kinds = [
-        {**of_kind(layers, config, kind), ROWS: jax.vmap(of_layer)(jnp.asarray(config.layers_of(kind), jnp.int32))}
-        for kind in range(len(config.each_kind))
-    ]
-    names = [kind.name for kind in config.kinds]
-    return {**params, "layers": dict(zip(names, kinds, strict=True)) if names else kinds[0]}
+    numbered = lambda kind: jax.vmap(of_layer)(jnp.asarray(config.layers_of(kind), jnp.int32))  # noqa: E731
+    stacked = make_kinds(lambda kind: {**of_kind(layers, config, kind), ROWS: numbered(kind)}, config)
+    return {**params, "layers": stacked}
 
 
 def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
@@ -127,11 +124,7 @@ def for_rows(policy: Policy, params: Params, numbers: Array | None) -> Params:
         own = {name: x for name, x in layer.items() if name != LORA_FACTORS}
         return {**own, LORA_SCALE: jnp.take(factors, numbers, axis=factors.ndim - 2)}
 
-    layers = params["layers"]
-    return {
-        **params,
-        "layers": tuple(map(of_layer, layers)) if isinstance(layers, tuple) else map_kinds(of_layer, layers),
-    }
+    return {**params, "layers": map_kinds(of_layer, params["layers"])}
 
 
 def can_stack(config: ModelConfig, several: Sequence[Params]) -> bool:
@@ -168,8 +161,7 @@ def stacked(params: Params, others: Sequence[Params]) -> Params:
         scales = [jnp.broadcast_to(jnp.asarray(layer.get(LORA_SCALE, 1.0)), count) for layer in layers]
         return {**out, LORA_FACTORS: jnp.stack(scales, axis=-1)[..., None] * jnp.asarray(own_ranks, jnp.float32)}
 
-    found = [one["layers"] for one in each]
-    return {**params, "layers": map_kinds(joined, *found) if lead else tuple(map(joined, *found))}
+    return {**params, "layers": map_kinds(joined, *(one["layers"] for one in each))}
 
 
 def _of_rank(x: Array | None, like: Array, rank: int, axis: int) -> Array:

@@ -80,12 +80,12 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_
     if critic is None or not (needs_critic or "critic" in params):
         return
     entry = _section(params, "critic", "")
-    if critic.kind == "likelihood":
-        _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/")
-        return
-    _arrays(_section(entry, "head", "critic/"), head_shapes(policy.config, critic.hidden, critic.heads), "critic/head/")
-    if critic.kind == "tower":
-        _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/", without=("unembed",))
+    if critic.kind != "likelihood":
+        head = head_shapes(policy.config, critic.hidden, critic.heads)
+        _arrays(_section(entry, "head", "critic/"), head, "critic/head/")
+    if critic.kind != "shared":
+        without = ("unembed",) if critic.kind == "tower" else ()
+        _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/", without=without)
 
 
 def _decoder(
@@ -99,9 +99,7 @@ def _decoder(
     n = config.num_layers
     own = [weight for weight in weights(config).values() if weight.name not in without]
     ends = {weight.name: weight.shape for weight in own if "layers" not in weight.axes}
-    ends |= _adapters(
-        params, [weight for weight in adapted_weights(config).values() if weight.name in ends], config, ()
-    )
+    ends |= _adapters(params, [one for one in adapted_weights(config).values() if one.name in ends], config, ())
     _arrays(params, ends, prefix, ("layers", *extra))
     layers, names = params.get("layers"), [kind.name for kind in config.kinds] or [""]
     of_kind = {name: {w.name: w.shape[1:] for w in own if "layers" in w.axes and w.kind == name} for name in names}
@@ -130,12 +128,10 @@ def _layer(found: Any, shapes: dict[str, Shape], lead: Shape, config: ModelConfi
     _arrays(found, wanted | _adapters(found, adapted, config, lead), prefix)
 
 
-def _adapters(
-    found: Mapping[str, Any], weights: Iterable[Weight], config: ModelConfig, lead: Shape
-) -> dict[str, Shape]:
+def _adapters(found: Mapping[str, Any], own: Iterable[Weight], config: ModelConfig, lead: Shape) -> dict[str, Shape]:
     """The shapes of the adapters of some weights that a dictionary has, and of their factor."""
     wanted: dict[str, Shape] = {}
-    for weight in weights:
+    for weight in own:
         matrices = adapter_axes(weight)
         if any(name in found for name in matrices):
             first, _ = matrices
@@ -183,6 +179,4 @@ def check_key(key: Any) -> None:
 
 def kind_of(value: Any) -> str:
     """What something that is no array is, in a few words, without its contents where these are many."""
-    if isinstance(value, str | int | float | None):
-        return shown(value)
-    return f"a {type(value).__name__}"
+    return shown(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

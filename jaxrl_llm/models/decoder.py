@@ -89,10 +89,8 @@ def _unrolled(
     memories = (None,) * len(layers) if memory is None else memory
     kinds = config.kind_of_layer or (0,) * len(layers)
     # Traced once for all layers of one kind.
-    layer_runs = [
-        jax.jit(wrap(partial(run_layer, config=own, settings=settings)), static_argnums=(2, 3))
-        for own in config.each_kind
-    ]
+    runs = [partial(run_layer, config=own, settings=settings) for own in config.each_kind]
+    layer_runs = [jax.jit(wrap(run), static_argnums=(2, 3)) for run in runs]
     ropes = [ropes_of_kind(config, kind) for kind in range(len(layer_runs))]
     latest = dict[str, tuple[int, Any]]()  # by kind: the number of its last layer, its keys and values
     after: list[Any] = []
@@ -108,11 +106,8 @@ def _unrolled(
         x, left = layer_runs[kind](x, layer, config.window_of_layer[number], rope, rotations[kind], given)
         if config.kinds and source == number:
             latest[config.kinds[kind].name] = number, left.keys
-        if source == number:
-            after.append(left.memory)
-        else:
-            after.append(None)
-            after[source] = left.memory
+        after.append(None)
+        after[source] = left.memory
         routing.append(left.routing)
     return x, _with_routing(settings, tuple(after), partial(_stacked, routing))
 

@@ -64,9 +64,8 @@ def hooked_logp(policy: Policy, hook: Hook, params: Params, places: Places) -> t
         x = x.reshape(x.shape[0], shards, each).swapaxes(0, 1).reshape(shards, -1)
         return x[:, : M // shards].reshape(M)
 
-    found = jax.lax.map(
-        jax.checkpoint(lambda block: _of_block(policy, hook, params, block)), jax.tree.map(split, places)
-    )
+    of_block = jax.checkpoint(lambda block: _of_block(policy, hook, params, block))
+    found = jax.lax.map(of_block, jax.tree.map(split, places))
     return joined(found[0]), joined(found[1])
 
 
@@ -75,9 +74,8 @@ def _of_block(policy: Policy, hook: Hook, params: Params, places: Places) -> tup
         raw = policy.without_unknown(policy.logits_of(weights, states))
         return raw.astype(accumulation_dtype(policy.dtype)) / places.temperature[:, None]
 
-    others = None
-    if places.others is not None:
-        others = jax.lax.stop_gradient(logits(params["other"], places.others))
+    other = places.others
+    others = None if other is None else jax.lax.stop_gradient(logits(params["other"], other))
     z = hook.apply(logits(params, places.states), places.state, Context(others, places.remembered, places.targets))
     if places.remembered is not None and hook.remember is None:  # of the run's filters, after the hook
         drawn = jnp.arange(z.shape[1]) == places.targets[:, None]

@@ -124,11 +124,10 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
     layers, factor = _layers(params), jnp.float32(alpha / rank)
     if any(map(_is_matrix, params)):
         params = {**params, LORA_SCALE: factor}
-    if isinstance(layers, tuple):
-        return {**params, "layers": tuple({**layer, LORA_SCALE: factor} for layer in layers)}
+    lead = 0 if isinstance(layers, tuple) else 1
 
     def with_factor(layers: Params) -> Params:
-        return {**layers, LORA_SCALE: jnp.full((jax.tree.leaves(layers)[0].shape[0],), factor)}
+        return {**layers, LORA_SCALE: jnp.full(jax.tree.leaves(layers)[0].shape[:lead], factor)}
 
     return {**params, "layers": map_kinds(with_factor, layers)}
 
@@ -143,10 +142,8 @@ def split(params: Params) -> tuple[Params, Params]:
     """(weights, adapters): what `parameters.combine` joins. The factors are beside the weights."""
     beside = {name: x for name, x in params.items() if _is_matrix(name)}
     weights = {name: x for name, x in params.items() if name not in beside}
-    return (
-        {**weights, "layers": _kept(params, lambda name: not _is_matrix(name))},
-        {"layers": _kept(params, _is_matrix), **beside},
-    )
+    weights["layers"] = _kept(params, lambda name: not _is_matrix(name))
+    return weights, {"layers": _kept(params, _is_matrix), **beside}
 
 
 def _kept(params: Params, keep: Callable[[str], bool]) -> Any:
@@ -173,11 +170,7 @@ def adapters_of(params: Params) -> Params:
 
 def own_adapters(found: Params) -> Params:
     """The adapters, with their factor, in one dictionary: of a layer, or of what is beside the layers."""
-    return {name: x for name, x in found.items() if _is_of_adapter(name)}
-
-
-def _is_of_adapter(name: str) -> bool:
-    return name in (LORA_SCALE, LORA_FACTORS) or _is_matrix(name)
+    return {name: x for name, x in found.items() if name in (LORA_SCALE, LORA_FACTORS) or _is_matrix(name)}
 
 
 def _is_matrix(name: str) -> bool:
@@ -192,7 +185,7 @@ def merge(params: Params) -> Params:
     with the parameters given and not copied.
     """
     layers, own = _layers(params), partial(_merge, dtype=params["embed"].dtype if "embed" in params else jnp.float32)
-    return {**own(params), "layers": tuple(map(own, layers)) if isinstance(layers, tuple) else map_kinds(own, layers)}
+    return {**own(params), "layers": map_kinds(own, layers)}
 
 
 def _merge(found: Params, dtype: Any) -> Params:
@@ -200,7 +193,8 @@ def _merge(found: Params, dtype: Any) -> Params:
 
     dtype: of what was rounded.
     """
-    merged = {name: w for name, w in found.items() if not _is_of_adapter(name)}
+    adapters = own_adapters(found)
+    merged = {name: w for name, w in found.items() if name not in adapters}
     rounded = {name for name, w in merged.items() if is_rounded(w)}
     found = {**found, **{name: dense(merged[name]) for name in rounded}}
     merged |= {name: found[name].astype(dtype) for name in rounded}

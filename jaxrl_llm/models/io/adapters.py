@@ -63,11 +63,11 @@ class Adapter(NamedTuple):
         Experts are modules in some versions of transformers, and one tensor in others, which no name of modules means.
         """
         one_expert = len(stored.place) > 1
-        possible, experts = adapted_weights(self.model), any(".experts." in name for name in self.pairs)
-        return all(
-            weight.path in possible and (adapted_by_default(weight) or (one_expert and experts))
-            for weight in stored.weights
+        possible, by_expert = (
+            adapted_weights(self.model),
+            one_expert and any(".experts." in name for name in self.pairs),
         )
+        return all(x.path in possible and (adapted_by_default(x) or by_expert) for x in stored.weights)
 
     @property
     def merged(self) -> set[str]:
@@ -191,10 +191,8 @@ def merged_tensors(tensors: Tensors, adapter: Adapter) -> Tensors:
     """
     out, where = dict(tensors), adapter.folder / WEIGHTS
     tied, changed = adapter.model.tie_embeddings and HEAD not in tensors, adapter.merged
-    embed_alone = not adapter.config.tied and (
-        adapter.config.is_saved(EMBED.removesuffix(".weight")) or EMBED in adapter.pairs
-    )
-    if tied and (HEAD in changed or (EMBED in changed and embed_alone)):
+    embed = EMBED in adapter.pairs or adapter.config.is_saved(EMBED.removesuffix(".weight"))
+    if tied and (HEAD in changed or (EMBED in changed and embed and not adapter.config.tied)):
         out[HEAD] = tensors[EMBED]
     # What the adapter may call as another version of the family does.
     held = {(each.weights, each.place): each.name for each in stored_tensors(adapter.model, tensors)}

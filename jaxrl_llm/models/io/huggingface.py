@@ -122,9 +122,8 @@ def _instead(name: str, tensors: Tensors) -> str:
         return _CLASSIFIER
     if longer := sorted(other for other in tensors if other.endswith(f".{name}")):
         prefix = longer[0].removesuffix(name)
-        return (
-            f", but have {longer[0]!r}: names that begin with {prefix!r} are those of a wrapper; save the model inside"
-        )
+        have = f", but have {longer[0]!r}: names that begin with {prefix!r} are those of a wrapper"
+        return f"{have}; save the model inside"
     if name.startswith("model.") and name.removeprefix("model.") in tensors:
         return f", but have {name.removeprefix('model.')!r}: they are of a model without a head; save the causal model"
     return ", which config.json implies: the files are incomplete, or the settings are another model's"
@@ -180,8 +179,7 @@ def open_file(path: FilePath) -> Tensors:
         raise InputError(f"{what}: save or download the model's safetensors weights into it")
     try:
         opened = safe_open(path, framework="np")
-        names = list(opened.keys())
-        return {name: FileTensor(opened, path, name, opened.get_slice(name).get_dtype()) for name in names}
+        return {name: FileTensor(opened, path, name, opened.get_slice(name).get_dtype()) for name in [*opened.keys()]}
     except SafetensorError as error:
         raise InputError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
     except OSError as error:
@@ -244,9 +242,8 @@ class Shards:
         if sharding is not None:
             indices = list(sharding.addressable_devices_indices_map(shape).values())
         regions = dict.fromkeys(_region(index, shape) for index in indices)
-        self.parts: dict[Region, Any] = {
-            region: np.empty([end - start for start, end in region], dtype) for region in regions
-        }
+        sizes = {region: [end - start for start, end in region] for region in regions}
+        self.parts: dict[Region, Any] = {region: np.empty(size, dtype) for region, size in sizes.items()}
 
     def fill(self, index: tuple[int, ...], piece: np.ndarray) -> Iterator[np.ndarray]:
         """Set array[index] = piece where it is kept. index: into the first axes. Yields what was written."""
@@ -263,9 +260,8 @@ class Shards:
         if self.sharding is None:
             # `jnp.asarray` compiles a program for each shape; what is donated later must be a copy.
             return jax.device_put(next(iter(self.parts.values())), may_alias=False)
-        return jax.make_array_from_callback(
-            self.shape, self.sharding, lambda index: self.parts[_region(index or (), self.shape)]
-        )
+        part = lambda index: self.parts[_region(index or (), self.shape)]  # noqa: E731
+        return jax.make_array_from_callback(self.shape, self.sharding, part)
 
 
 def _region(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:
