@@ -55,25 +55,20 @@ BESIDE_PRODUCTS = tuple(
 
 # By default a fusion has 16 MiB of v6e's 128 MiB of VMEM: its products wait for the main memory.
 _MORE_VMEM = (("xla_tpu_scoped_vmem_limit_kib", str(96 * 1024)),)
-TPUS = {
-    chip.name: chip
-    for chip in (
-        Chip("v4", 32, 275, 1228, 300, 1.05, sparse_cores=True),
-        Chip("v5e", 16, 197, 819, 200, 1.5),
-        Chip("v5p", 95, 459, 2765, 600, 1.75, 1, True, BESIDE_PRODUCTS),
-        Chip("v6e", 32, 918, 1638, 400, 1.75, 1, True, (*_MORE_VMEM, *BESIDE_PRODUCTS)),
-        Chip("tpu7x", 96, 1153, 3690, 300, each=2, sparse_cores=True),
-    )
-}
-GPUS = {
-    chip.name: chip
-    for chip in (
-        Chip("a100", 80, 312, 2039, 300),
-        Chip("h100", 80, 989, 3350, 450),
-        Chip("h200", 139, 989, 4800, 450),
-        Chip("b200", 179, 2250, 8000, 900),
-    )
-}
+_TPUS = (
+    Chip("v4", 32, 275, 1228, 300, 1.05, sparse_cores=True),
+    Chip("v5e", 16, 197, 819, 200, 1.5),
+    Chip("v5p", 95, 459, 2765, 600, 1.75, 1, True, BESIDE_PRODUCTS),
+    Chip("v6e", 32, 918, 1638, 400, 1.75, 1, True, (*_MORE_VMEM, *BESIDE_PRODUCTS)),
+    Chip("tpu7x", 96, 1153, 3690, 300, each=2, sparse_cores=True),
+)
+_GPUS = (
+    Chip("a100", 80, 312, 2039, 300),
+    Chip("h100", 80, 989, 3350, 450),
+    Chip("h200", 139, 989, 4800, 450),
+    Chip("b200", 179, 2250, 8000, 900),
+)
+TPUS, GPUS = ({chip.name: chip for chip in chips} for chips in (_TPUS, _GPUS))
 KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}  # of TPUs whose `device_kind` has another name
 NETWORK = 6.25  # GB/s between slices for each chip (v5p: 50 Gbit/s; the others are near it)
 

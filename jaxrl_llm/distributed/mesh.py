@@ -229,7 +229,5 @@ def to_device(tree: Any) -> Any:
 
 def on_device(tree: Any) -> Any:
     """What is in the host's memory (`to_host`), on the device, with the same sharding; the rest as it is."""
-    return jax.tree.map(
-        lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")) if x.sharding.memory_kind == HOST else x,
-        tree,
-    )
+    put = lambda x: to_memory(x, "device") if x.sharding.memory_kind == HOST else x  # noqa: E731
+    return jax.tree.map(put, tree)

@@ -136,9 +136,8 @@ class PeerListener:
             with contextlib.suppress(OSError):
                 connection = self._listener.accept()
                 # In a thread: whoever says nothing must not keep others waiting.
-                threading.Thread(
-                    target=self._authenticate, args=(connection,), daemon=True, name="authentication"
-                ).start()
+                arguments = (connection,)
+                threading.Thread(target=self._authenticate, args=arguments, daemon=True, name="authentication").start()
 
     def _authenticate(self, connection: Connection) -> None:
         timer = threading.Timer(HANDSHAKE, connection.close)

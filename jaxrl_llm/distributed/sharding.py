@@ -70,9 +70,9 @@ def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[st
     """One line for each parameter kind: its stacked shape, what is split and the shape on a device, or why not."""
     lines = []
     for path, shape in parameter_shapes(config).items():
-        name = path[-1]
-        spec = split_spec(name, shape, config, mesh)
-        wanted = [(kind, axis) for kind, axis in splits(name, shape, config).values() if mesh.shape.get(axis, 1) > 1]
+        spec = split_spec(path[-1], shape, config, mesh)
+        every = splits(path[-1], shape, config).values()
+        wanted = [(kind, axis) for kind, axis in every if mesh.shape.get(axis, 1) > 1]
         done = " and ".join(f"{kind} over {axis}={mesh.shape[axis]}" for kind, axis in wanted if axis in spec)
         failed = []
         for kind, axis in wanted:
@@ -116,9 +116,8 @@ def named_shardings(specs: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 def _specs_like(params: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     """Specs for exactly these parameters, stacked or not, with a critic or not."""
-    specs = parameter_specs(
-        config, mesh, not isinstance(params.get("layers"), tuple), params if "layers" in params else None
-    )
+    stacked, adapted = not isinstance(params.get("layers"), tuple), params if "layers" in params else None
+    specs = parameter_specs(config, mesh, stacked, adapted)
     found = {name: specs[name] for name in params if name in specs}
     if "critic" in params:
         found["critic"] = jax.tree.map(lambda _: PartitionSpec(), params["critic"])

@@ -148,9 +148,8 @@ def paths_flow(
             "steps with runs=True"
         )
     widths = [level.source.shape[1] for level in levels]
-    cuts = [
-        len(level.source) // shards * -(-width // CHUNK) * CHUNK for level, width in zip(levels, widths, strict=True)
-    ]
+    chunked = zip(levels, (-(-width // CHUNK) * CHUNK for width in widths), strict=True)
+    cuts = [len(level.source) // shards * width for level, width in chunked]
     as_they_are = whole and not any(width % CHUNK for width in widths)
 
     def in_order(x: Array) -> Array:
@@ -167,9 +166,7 @@ def paths_flow(
         rows = [part.reshape(len(level.source), -1, *x.shape[2:]) for part, level in zip(parts, levels, strict=True)]
         return joined([row[:, :width] for row, width in zip(rows, widths, strict=True)])
 
-    enter, leave = (
-        in_order(joined([getattr(level, name) for level in levels])) for name in ("enter", "leave")
-    )  # fmt: skip
+    enter, leave = (in_order(joined([getattr(level, name) for level in levels])) for name in ("enter", "leave"))
     rows = [len(level.source) // shards for level in levels]
     paths, real = paths_of(enter, leave, packing.runs * sum(rows)), enter > 0
     branches = rows[0] * packing.runs + sum(rows[1:]) * (packing.runs - 1)  # runs that others continue: no row's last
@@ -224,9 +221,7 @@ def paths_of(enter: Array, leave: Array, runs: int) -> Paths:
     number = jnp.take_along_axis(enter, starts, axis=1)[:, :, None]
     low, high = (jnp.take_along_axis(x, jnp.maximum(ends, 0), axis=1)[:, None] for x in (enter, leave))
     holds = jnp.where(begins[:, None] & (low < number) & (number < high), low, 0)
-    parent = jnp.where(
-        jnp.max(holds, axis=2) > 0, jnp.take_along_axis(ends, jnp.argmax(holds, axis=2), axis=1), -1
-    )  # fmt: skip
+    parent = jnp.where(jnp.max(holds, axis=2) > 0, jnp.take_along_axis(ends, jnp.argmax(holds, axis=2), axis=1), -1)
     entry = jnp.broadcast_to(jnp.arange(n) - 1, (S, n))
     entry = entry.at[rows, jnp.where(begins, starts // CHUNK, n)].set(parent // CHUNK, mode="drop")
     before = jnp.where(real, jnp.arange(T) - 1, -1).at[rows, jnp.where(begins, starts, T)].set(parent, mode="drop")
@@ -243,8 +238,6 @@ def convolve_paths(x: Array, weight: Array, paths: Paths) -> Array:
         at.append(jnp.where(at[-1] >= 0, jnp.take_along_axis(paths.before, jnp.maximum(at[-1], 0), axis=1), -1))
     each = jnp.stack(at, axis=2)
     window = jnp.where((each >= 0)[..., None], x[jnp.arange(S)[:, None, None], jnp.maximum(each, 0)], 0)
-    more = [
-        sum(window[:, :, back - place - 1] * weight[-1 - back] for back in range(place + 1, taps))
-        for place in range(taps - 1)
-    ]
+    places = range(taps - 1)
+    more = [sum(window[:, :, back - at - 1] * weight[-1 - back] for back in range(at + 1, taps)) for at in places]
     return (out + jnp.pad(jnp.stack(more, axis=2), ((0, 0), (0, 0), (0, CHUNK - taps + 1), (0, 0)))).reshape(x.shape)

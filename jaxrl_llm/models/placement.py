@@ -115,9 +115,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
             # Over "fsdp" alone XLA for TPUs copies weights to other layouts for it, which takes longer than the sums.
             if mesh.shape.get(TENSOR, 1) == 1 or not jnp.issubdtype(x.dtype, jnp.inexact):
                 return whole(x)
-            return _with_gradient(
-                whole, partial(_as_matrix, put, name, spec=stored_spec(name, x.shape, config, mesh)), x
-            )
+            stored = stored_spec(name, x.shape, config, mesh)
+            return _with_gradient(whole, partial(_as_matrix, put, name, spec=stored), x)
 
         # Rounded weights are several arrays.
         return {name: jax.tree.map(partial(placed, name), x) for name, x in layer.items()}
@@ -143,9 +142,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     def tokens(x: jax.Array) -> jax.Array:
         return of_tokens(of_heads(x)) if by_heads and x.shape[1] % mesh.shape[SEQUENCE] == 0 else x
 
-    return Placement(
-        states, flat, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1
-    )
+    gathers = mesh.shape.get(FSDP, 1) > 1
+    return Placement(states, flat, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), gathers)
 
 
 def in_place(config: ModelConfig, mesh: Mesh | None) -> Placement:
@@ -209,10 +207,7 @@ def tokens_before_units(x: jax.Array, spec: PartitionSpec | None, mesh: Mesh | N
     Kernels for attention have it the other way round, and XLA for TPUs would lay out all states as those, whose
     products then take up to twice as long. spec: how the states are sharded over the mesh.
     """
-
-    def put(x: jax.Array) -> jax.Array:
-        return with_layout_constraint(x, Layout((0, 1, 2)))
-
+    put = partial(with_layout_constraint, layout=Layout((0, 1, 2)))
     return put(x) if mesh is None else jax.shard_map(put, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 
 

@@ -118,8 +118,9 @@ def stacked_layers(params: Any, config: ModelConfig) -> Any:
     layers = params["layers"]
     if not isinstance(layers, tuple):
         return params
-    stack = lambda kind: jax.tree.map(lambda *x: jnp.stack(x), *(layers[n] for n in config.layers_of(kind)))  # noqa: E731
-    return {**params, "layers": make_kinds(stack, config)}
+    own = lambda kind: (layers[number] for number in config.layers_of(kind))  # noqa: E731
+    stacked = make_kinds(lambda kind: jax.tree.map(lambda *x: jnp.stack(x), *own(kind)), config)
+    return {**params, "layers": stacked}
 
 
 def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Params]:

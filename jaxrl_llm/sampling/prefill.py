@@ -137,9 +137,8 @@ def prefill(
 
         return each(at_slots, store, new)
 
-    layers = tuple(
-        None if store is None else put(store, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers)
-    )
+    stores = enumerate(prefix_cache.layers)
+    layers = tuple(None if store is None else put(store, of_layer(kvs, number)) for number, store in stores)
     return PrefixCache(
         layers,
         prefix_cache.length.at[into].set(length, mode="drop"),
@@ -166,9 +165,8 @@ def causal_pass(
         placed = between_layers(placed, mesh_of(None, tokens), R, L)
     attend = lambda q, k, v, memory, how: (attention(q, k, v, None, how)[0], (k, v))  # noqa: E731
     flow = rows_flow(length) if config.recurrent else None
-    hidden, kvs = run(
-        policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow, mixed=mixed
-    )
+    beside: dict[str, Any] = {"record": record, "placement": placed, "flow": flow, "mixed": mixed}
+    hidden, kvs = run(policy, params, tokens, positions, attend, **beside)
     return (hidden, *kvs) if record else (hidden, kvs, None)
 
 
@@ -187,6 +185,4 @@ def dense(policy: Policy, positions: Array, length: Array) -> Attend:
 
 def of_layer(kvs: Any, number: int) -> tuple[Array, Array]:
     """Keys and values of one layer, given a tuple of pairs or a pair of stacked arrays."""
-    if isinstance(kvs[0], tuple):
-        return kvs[number]
-    return kvs[0][number], kvs[1][number]
+    return kvs[number] if isinstance(kvs[0], tuple) else (kvs[0][number], kvs[1][number])

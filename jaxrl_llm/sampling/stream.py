@@ -70,11 +70,8 @@ def stream(
     ):
         if not isinstance(value, kind):
             raise InputError(f"{name} is a {type(value).__name__}, but must be the result of {made}")
-    for name, number, least in (
-        ("slots", slots, 0),
-        ("chunk", chunk, 1),
-        ("speculative_tokens", speculative_tokens, 0),
-    ):
+    least_of = {"slots": (slots, 0), "chunk": (chunk, 1), "speculative_tokens": (speculative_tokens, 0)}
+    for name, (number, least) in least_of.items():
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
             raise InputError(f"{name} is {shown(number)}, but must be a whole number, at least {least}")
     check_requests(requests, policy.config.vocab_size)

@@ -51,11 +51,10 @@ def run(
         raise InputError(
             'experts are not recorded beside a second policy, which the hook reads: set routing_replay to "none"'
         )
-    n, found = policy.config.num_layers, []
-    memories = (None, None) if memory is None else (memory[:n], memory[n:])
-    for weights, remembered in zip((params, params["other"]), memories, strict=True):
-        found.append(policy.run(weights, tokens, positions, attend, remembered, **options))
-    (hidden, layers), (other, others) = found
+    n = policy.config.num_layers
+    first, second = (None, None) if memory is None else (memory[:n], memory[n:])
+    hidden, layers = policy.run(params, tokens, positions, attend, first, **options)
+    other, others = policy.run(params["other"], tokens, positions, attend, second, **options)
     if isinstance(params["layers"], tuple) or policy.config.kinds:
         layers += others
     else:  # stacked along their first axis
@@ -83,7 +82,5 @@ def beside(first: Weights, second: Weights) -> Weights:
 
 def alone(weights: Weights) -> Weights:
     """These weights without those of a second policy."""
-    prompts, loop = (
-        {name: x for name, x in tree.items() if name != "other"} for tree in (weights.prompts, weights.loop)
-    )
-    return weights._replace(prompts=prompts, loop=loop)
+    own = lambda params: {name: x for name, x in params.items() if name != "other"}  # noqa: E731
+    return weights._replace(prompts=own(weights.prompts), loop=own(weights.loop))

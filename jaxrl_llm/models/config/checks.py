@@ -121,11 +121,9 @@ def check_together(config: Any, where: str) -> None:
             )
         pairs = int(c.head_dim * rope.fraction) // 2
         lists = {"factors": (rope.factors,), "longrope": (rope.short_factors, rope.long_factors)}.get(rope.kind, ())
-        for factors in lists:
-            if len(factors) != pairs:
-                raise InputError(
-                    f"{where}: {len(factors)} rotary factors for heads of {c.head_dim}, which need {pairs}"
-                )
+        for count in map(len, lists):
+            if count != pairs:
+                raise InputError(f"{where}: {count} rotary factors for heads of {c.head_dim}, which need {pairs}")
 
 
 def with_slots(config: Any, slots: int) -> Any:

@@ -81,8 +81,6 @@ def _rates(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
         return rope.theta ** -(np.arange(0, 2 * pairs, 2, dtype=np.float64) / head_dim) / rope.factor, 1.0
     rotated = int(head_dim * rope.fraction)
     base = rope.theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
-    if rope.kind == "linear":
-        return base / rope.factor, 1.0
     if rope.kind in ("factors", "longrope"):
         return base / np.asarray(rope.factors), rope.attention_factor or 1.0
     if rope.kind == "llama3":
@@ -103,7 +101,7 @@ def _rates(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
         ramp = np.clip((np.arange(rotated // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
         scale = rope.attention_factor or (0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0)
         return (1 - ramp) * base + ramp * base / rope.factor, scale
-    return base, 1.0
+    return base / rope.factor if rope.kind == "linear" else base, 1.0
 
 
 def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], where: str, section: str) -> Rope:

@@ -62,11 +62,8 @@ class Adapter(NamedTuple):
 
         Experts are modules in some versions of transformers, and one tensor in others, which no name of modules means.
         """
-        one_expert = len(stored.place) > 1
-        possible, by_expert = (
-            adapted_weights(self.model),
-            one_expert and any(".experts." in name for name in self.pairs),
-        )
+        possible = adapted_weights(self.model)
+        by_expert = len(stored.place) > 1 and any(".experts." in name for name in self.pairs)
         return all(x.path in possible and (adapted_by_default(x) or by_expert) for x in stored.weights)
 
     @property

@@ -30,11 +30,8 @@ from jaxrl_llm.utils.errors import InputError
 Tensors = Mapping[str, Callable[[], np.ndarray]]  # name -> a function that reads it
 FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
 # Floats of eight bits, which safetensors does not give to numpy.
-EIGHT_BITS = {
-    "F8_E4M3": jnp.dtype(jnp.float8_e4m3fn),
-    "F8_E5M2": jnp.dtype(jnp.float8_e5m2),
-    "F8_E8M0": jnp.dtype(jnp.float8_e8m0fnu),
-}
+_EIGHT_BITS = {"F8_E4M3": jnp.float8_e4m3fn, "F8_E5M2": jnp.float8_e5m2, "F8_E8M0": jnp.float8_e8m0fnu}
+EIGHT_BITS = {name: jnp.dtype(dtype) for name, dtype in _EIGHT_BITS.items()}
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = np.asarray([*_HALF, *(-x for x in _HALF)], np.float32)
 E4M3 = np.arange(256, dtype=np.uint8).view(EIGHT_BITS["F8_E4M3"]).astype(np.float32)
@@ -65,9 +62,8 @@ class FileTensor:
                 return self._bytes().view(EIGHT_BITS[self.dtype])
             return np.asarray(self.opened.get_tensor(self.name))
         except (SafetensorError, OSError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"{self.path}: tensor {shown(self.name)} cannot be read ({reason(error)}): download it again"
-            ) from None
+            what = f"{self.path}: tensor {shown(self.name)} cannot be read"
+            raise InputError(f"{what} ({reason(error)}): download it again") from None
 
     def _bytes(self) -> np.ndarray:
         """The bytes of a tensor whose numbers have one each: the header says where they are."""

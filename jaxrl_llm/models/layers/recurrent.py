@@ -55,9 +55,8 @@ def convolve(x: Array, weight: Array, before: Callable[[Array, int], Array]) -> 
 
     before: x and a number of steps to x of the tokens so many before.
     """
-    taps = weight.shape[0]
     out = x * weight[-1]
-    for back in range(1, taps):
+    for back in range(1, weight.shape[0]):
         out = out + before(x, back) * weight[-1 - back]
     return out
 
@@ -76,9 +75,8 @@ def delta_mixer(
 
     def convolved(x: Array, name: str, window: Array | None) -> Array:
         taps = layer[f"{name}_taps"]
-        return rounded_once(jax.nn.silu)(flow.convolve(x, taps.reshape(sizes.taps, -1), window)).reshape(
-            *x.shape[:2], *taps.shape[1:]
-        )
+        out = rounded_once(jax.nn.silu)(flow.convolve(x, taps.reshape(sizes.taps, -1), window))
+        return out.reshape(*x.shape[:2], *taps.shape[1:])
 
     # Each by itself: heads of the three are sharded alike.
     names, wide = ("query", "key", "value"), accumulation_dtype(y.dtype)
@@ -92,9 +90,8 @@ def delta_mixer(
     gate = projected("delta_gate").reshape(out.shape)
     out = rms_norm(out.astype(y.dtype), layer["delta_norm"], config.norm_epsilon)
     out = (out.astype(wide) * jax.nn.silu(gate.astype(wide))).astype(y.dtype)
-    out = project(
-        out.reshape(*out.shape[:2], -1), layer["delta_out"], layer, "delta_out", "delta_out" in placement.joined
-    )
+    out, name = out.reshape(*out.shape[:2], -1), "delta_out"
+    out = project(out, layer[name], layer, name, name in placement.joined)
     after = tuple(flow.window(x, window, sizes.taps) for x, window in zip(mixed, windows, strict=True))
     return out, None if after[0] is None else State(after, state)
 

@@ -4,6 +4,7 @@ M tokens are chosen, of a batch [N, L]; D is the width of the model, K a number 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -168,11 +169,8 @@ def adam_step(
     b1, b2, epsilon = betas
     after = moments["count"].astype(jnp.float32) + 1
     hidden = source.hidden.astype(jnp.float32)
-
-    def normaliser(total: Array, each: tuple[Array, Array]) -> tuple[Array, None]:
-        return jnp.logaddexp(total, jax.nn.logsumexp(logits_of_block(source, *each), axis=1)), None
-
-    M = hidden.shape[0]
+    M, log_sum = hidden.shape[0], partial(jax.nn.logsumexp, axis=1)
+    normaliser = lambda total, each: (jnp.logaddexp(total, log_sum(logits_of_block(source, *each))), None)  # noqa: E731
     total, _ = jax.lax.scan(normaliser, jnp.full(M, -jnp.inf), (rows, starts))
 
     def add(sums: Array, each: tuple[Array, ...]) -> tuple[Array, None]:

@@ -18,12 +18,12 @@ OF_TOKENS = frozenset({"internal_logp", "heated_logp", "greedy", "implicit_logp"
 
 def check_thinking(thinking: SoftThinking, config: ModelConfig) -> None:
     """InputError for a model that cannot think softly; static."""
-    for what, so in (
-        ("a masked-diffusion model, which draws tokens in no order", config.unmasking is not None),
-        ("a reward model", bool(config.score)),
-        ("a model whose layers have embeddings of their own", bool(config.layer_inputs)),
-    ):
-        if so:
+    for setting, what in {
+        "unmasking": "a masked-diffusion model, which draws tokens in no order",
+        "score": "a reward model",
+        "layer_inputs": "a model whose layers have embeddings of their own",
+    }.items():
+        if getattr(config, setting):
             raise InputError(f"this is {what}, and does not think softly: choose another model or method")
     if thinking.top_k > config.known_tokens:
         raise InputError(

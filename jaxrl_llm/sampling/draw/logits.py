@@ -1,5 +1,6 @@
 """How to draw tokens, and drawing from all logits: with filters, hooks, soft tokens, or records of the best."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -94,7 +95,12 @@ def draw_from_logits(
         raise InputError("the policy does not think softly: dataclasses.replace(policy, thinking=...)")
     soft = _soft(policy.thinking, scaled_permitted, counters, settings)
     drawn = drawn._replace(thoughts=no_thoughts(policy.thinking, N))
-    return jax.tree.map(lambda x, y: jnp.where(jnp.expand_dims(thinking, tuple(range(1, x.ndim))), x, y), soft, drawn)
+    return jax.tree.map(partial(where_rows, thinking), soft, drawn)
+
+
+def where_rows(which: Array, x: Array, y: Array) -> Array:
+    """x [N, ...] in the rows `which`, bool[N], and y elsewhere."""
+    return jnp.where(jnp.expand_dims(which, tuple(range(1, x.ndim))), x, y)
 
 
 def _most_probable(masked: Array, whole: Array, count: int) -> Array:

@@ -75,10 +75,9 @@ def extend_rows(of: Resuming, ring_cache: RingCache, reused: Sequence[tuple[Assi
     into = arrays.pop("into")
     params = narrowed(policy, weights.loop)
     drawn = ring_cache.drawn
-    rows = extend(
-        policy, params, prefix_cache, ring_cache.layers, drawn.experts, tokens, *arrays.values(), ring_cache.step
-    )
-    layers, experts = put_rows((ring_cache.layers, drawn.experts), rows, into)
+    held = ring_cache.layers, drawn.experts
+    rows = extend(policy, params, prefix_cache, *held, tokens, *arrays.values(), ring_cache.step)
+    layers, experts = put_rows(held, rows, into)
     stats.reused_tokens += sum(how.usable for _, how in reused)
     stats.continued_tokens += sum(map(len, ids))
     stats.padded_tokens += tokens.size

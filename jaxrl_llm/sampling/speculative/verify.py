@@ -115,9 +115,8 @@ def drafts(tail: Tail, position: Array, sources: Array, most: int) -> Draft:
     end = jnp.argmax(length * texts.shape[1] + index, axis=1)
     found = jnp.take_along_axis(length, end[:, None], axis=1)[:, 0] >= LEAST_MATCH + 2 * tail.misses
     after = end[:, None] + 1 + jnp.arange(most)[None]
-    tokens = jnp.where(
-        after < texts.shape[1], jnp.take_along_axis(texts, jnp.minimum(after, texts.shape[1] - 1), axis=1), -1
-    )
+    found_tokens = jnp.take_along_axis(texts, jnp.minimum(after, texts.shape[1] - 1), axis=1)
+    tokens = jnp.where(after < texts.shape[1], found_tokens, -1)
     count = jnp.sum(jnp.cumprod(tokens >= 0, axis=1), axis=1)
     return Draft(jnp.maximum(tokens, 0), jnp.where(found, count, 0))
 
@@ -240,9 +239,8 @@ def _attend(
     new = pack(k, v, memory.keys.dtype)
     distance = ahead[:, None] - ahead[None, :]
     seen = (distance >= 0) & (distance < window if window else True)
-    among = partial_attention(
-        q, new.keys, new.values, jnp.broadcast_to(seen, (R, W, W)), new.key_scale, new.value_scale, **numbers
-    )
+    seen = jnp.broadcast_to(seen, (R, W, W))
+    among = partial_attention(q, new.keys, new.values, seen, new.key_scale, new.value_scale, **numbers)
     y = merge(old, among).astype(q.dtype).swapaxes(1, 2).reshape(R, W, H, -1)
 
     def put(store: Array, x: Array, axis: int) -> Array:
