@@ -32,10 +32,7 @@ def _parts(inputs: Inputs, options: HeadOptions) -> SliceResult:
 
 def _forward(inputs: Inputs, options: HeadOptions) -> tuple[SliceResult, tuple[Inputs, SliceResult]]:
     blocked = lambda inputs: finish(blocked_sums(inputs, options.softcap, _width(inputs, options)))  # noqa: E731
-
-    def pallas(inputs: Inputs, interpret: bool) -> SliceResult:
-        return finish(pallas_sums(inputs, plan(inputs, options, interpret)))
-
+    pallas = lambda inputs, interpret: finish(pallas_sums(inputs, plan(inputs, options, interpret)))  # noqa: E731
     parts = _on_this_platform(blocked, pallas, options, inputs)
     return parts, (inputs, parts)
 

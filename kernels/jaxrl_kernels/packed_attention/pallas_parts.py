@@ -231,9 +231,5 @@ def call(
 
 def partial_kernel(kernel: Any, of: Sizes, **static: Any) -> Any:
     """A kernel that takes its scalars as one `Scalars`."""
-
-    def run(*refs: Any) -> None:
-        count = len(Scalars._fields)
-        partial(kernel, of=of, **static)(Scalars(*refs[:count]), *refs[count:])
-
-    return run
+    count = len(Scalars._fields)
+    return lambda *refs: kernel(Scalars(*refs[:count]), *refs[count:], of=of, **static)

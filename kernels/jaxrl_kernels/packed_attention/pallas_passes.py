@@ -57,8 +57,7 @@ def forward(
     q: Array, k: Array, v: Array, queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: Sizes
 ) -> tuple[Array, Array]:
     """Results [N, L, H, h] and log-sum-exps [N, H, L]."""
-    dtype = accumulation_dtype(q.dtype)
-    whole = parts.resident(of, q.dtype.itemsize)
+    dtype, whole = accumulation_dtype(q.dtype), parts.resident(of, q.dtype.itemsize)
     specs = parts.specs_of(of, whole)
     arrays = [parts.tokens_last(x) for x in (q, k, v)]
     rows = jax.ShapeDtypeStruct((of.N, of.K, of.R, of.L), dtype)
@@ -79,9 +78,7 @@ def forward(
 
 def bytes_of_keys(of: Sizes, whole: bool, k: Array) -> int:
     """Bytes of keys and values that a kernel reads which goes through the pairs by query."""
-    if whole:
-        return 2 * k.nbytes
-    return 2 * k.dtype.itemsize * of.N * of.K * of.h * of.attended // of.size
+    return 2 * k.nbytes if whole else 2 * k.dtype.itemsize * of.N * of.K * of.h * of.attended // of.size
 
 
 def _weights_and_derivatives(

@@ -62,9 +62,7 @@ def tile_of(of: Sizes, kernel: str) -> Tile:
 
 def read(x: Any, at: tuple[Any, ...], of: Sizes) -> Array:
     """Tokens of a head, [tokens, units]; what is beyond the head size is 0."""
-    if of.units == of.h:
-        return x[at]
-    return plgpu.load(x.at[at], mask=(jnp.arange(of.units) < of.h)[None, :], other=0.0)
+    return x[at] if of.units == of.h else plgpu.load(x.at[at], mask=(jnp.arange(of.units) < of.h)[None, :], other=0.0)
 
 
 def write(x: Any, value: Array, of: Sizes) -> None:

@@ -204,9 +204,8 @@ def check_rows(
     if isinstance(temperature, float | int) and not temperature >= 0:
         raise ValueError(f"temperature must be 0 (greedy) or above, found {temperature}")
     if allowed is not None and (allowed.shape != (rows, vocabulary) or allowed.dtype not in (jnp.bool_, jnp.int8)):
-        raise ValueError(
-            f"allowed must be bool or int8[{rows}, {vocabulary}], found {allowed.dtype}{list(allowed.shape)}"
-        )
+        found = f"{allowed.dtype}{list(allowed.shape)}"
+        raise ValueError(f"allowed must be bool or int8[{rows}, {vocabulary}], found {found}")
 
 
 NOWHERE = 2**30  # more than any token
