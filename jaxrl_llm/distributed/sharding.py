@@ -165,10 +165,8 @@ def _memory(sharding: Any) -> str:
 
 def _regions(sharding: Any, shape: tuple[int, ...]) -> dict[Any, list[range]]:
     """For each device, the part of an array that it holds: a range of indices for each axis."""
-    return {
-        device: [range(n)[part] for part, n in zip(index, shape, strict=True)]
-        for device, index in sharding.devices_indices_map(shape).items()
-    }
+    indices = sharding.devices_indices_map(shape).items()
+    return {device: [range(n)[part] for part, n in zip(index, shape, strict=True)] for device, index in indices}
 
 
 def bytes_to_move(tree: Any, shardings: Any) -> int:

@@ -214,13 +214,9 @@ def settings_of(
     truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
     mask = None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size)
     limits: Any = np.int32(top_k), np.float32(top_p), np.float32(min_p)
-    return DrawSettings(
-        seed=seed_of(key),
-        temperature=jax.device_put(np.float32(temperature)),
-        filters=jax.device_put(Filters(*limits)) if truncating else None,
-        allowed=mask,
-        stop_tokens=jax.device_put(np.asarray(checked_stop_tokens(stop_token_ids, policy), np.int32)),
-    )
+    stop = np.asarray(checked_stop_tokens(stop_token_ids, policy), np.int32)
+    given = np.float32(temperature), Filters(*limits) if truncating else None
+    return DrawSettings(seed_of(key), *jax.device_put(given), mask, jax.device_put(stop))
 
 
 def cut_at(tokenizer: Any, stop: Sequence[str]) -> Cut:

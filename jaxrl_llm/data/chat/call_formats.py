@@ -157,14 +157,8 @@ FORMATS = (
 Parse = Callable[[Sequence[int]], Any]  # token ids of a reply -> a `renderers.ParsedResponse`
 
 _ASKED: Message = {"role": "user", "content": "x"}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look.",
-        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "at": {"type": "string"}}},
-    },
-}
+_TEXTS = {"type": "object", "properties": {"text": {"type": "string"}, "at": {"type": "string"}}}
+_TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": _TEXTS}}
 
 
 def parser_of(rendering: Rendering, tools: Sequence[Mapping[str, Any]]) -> Parse | None:

@@ -128,13 +128,11 @@ class ChatTurns(Rendering):
 
     def _delta(self, messages: Sequence[Message]) -> str | None:
         """What the template writes from a reply, without its end, to the beginning of the next; None if not proved."""
-        calls = sum(message.get("role") == "tool" for message in messages)
-        if calls and calls < len(messages) and any(message.get("role") == "tool" for message in messages[calls:]):
+        is_result = [message.get("role") == "tool" for message in messages]
+        calls = sum(is_result)
+        if any(is_result[calls:]):
             return None  # results after another message answer no call
-        numbered = [
-            {**message, "tool_call_id": f"call{number:05d}"} if message.get("role") == "tool" else message
-            for number, message in enumerate(messages)
-        ]
+        numbered = [{**x, "tool_call_id": f"call{n:05d}"} if is_result[n] else x for n, x in enumerate(messages)]
         names = [str(message.get("name") or "look") for message in messages[:calls]]
         delta = self._after([_called(names, reply) for reply in REPLIES] if calls else _SAID, numbered)
         if delta is None and calls and "tool" in self.template:

@@ -204,10 +204,8 @@ def extend(
         distance = positions[:, :, None] - places[:, None, :]
         seen = real[:, None, :] & (distance >= 0) & ((distance < how.window) | (how.window == 0))
         new = pack(k, v, store.keys.dtype)
-        keys, values = (
-            jnp.concatenate([each_x.astype(q.dtype) for each_x in parts], axis=2)
-            for parts in zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
-        )
+        caches = zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
+        keys, values = (jnp.concatenate([x.astype(q.dtype) for x in parts], axis=2) for parts in caches)
         y = attention(q, keys, values, seen, how)
         index = own[:, None] - 1 - (step - 1 - column) % S  # own token in each column afterwards
         at_new = jnp.clip(index - usable[:, None], 0, M - 1)
@@ -219,10 +217,8 @@ def extend(
         copied = each(lambda x, axis: take_columns(x[source], (first + index) % S, axis), store)
         return y, each(merged, copied, new)
 
-    memory = tuple(
-        jax.tree.map(lambda x: x[source], store) if isinstance(store, State) else (store, prefix)
-        for store, prefix in zip(ring_layers, prefix_cache.layers, strict=True)
-    )
+    own, pairs = partial(jax.tree.map, lambda x: x[source]), zip(ring_layers, prefix_cache.layers, strict=True)
+    memory = tuple(own(store) if isinstance(store, State) else (store, prefix) for store, prefix in pairs)
     flow = rows_flow(own - usable)
     _, rows = run(policy, params, tokens, positions, attend, memory, record=ring_experts is not None, flow=flow)
     if ring_experts is not None:
