@@ -216,8 +216,9 @@ def decode(
         pairs = zip(ring_cache.layers, prefix_cache.layers, strict=True)
         memory = tuple(own if isinstance(own, State) else (own, prefix) for own, prefix in pairs)
         flow = step_flow(~rows.done)
-        soft = policy.thinking is not None and rows.thought is not None
-        mixed = mixture(policy.thinking, rows.thought[:, None]) if soft else None
+        mixed = None
+        if policy.thinking is not None and rows.thought is not None:
+            mixed = mixture(policy.thinking, rows.thought[:, None])
         record = ring_cache.drawn.experts is not None
         hidden, layers = run(
             policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated, record=record,

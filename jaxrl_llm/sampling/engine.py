@@ -195,9 +195,9 @@ class Engine:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)
         numbers = self.weights.spread(jax.device_put(self.rows))
-        held = self.prefix_cache, slots
+        held: Any = self.prefix_cache, slots
         if fresh:
-            own = self.ring_cache, numbers, self.settings
+            own: Any = self.ring_cache, numbers, self.settings
             self.ring_cache, numbers = first_tokens(self.policy, self.weights, *held, *own)
         limits = jax.device_put((np.int32(leave_at), np.int32(chunk)))
         own = self.ring_cache, numbers, self.settings

@@ -215,8 +215,8 @@ def settings_of(
     mask = None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size)
     limits: Any = np.int32(top_k), np.float32(top_p), np.float32(min_p)
     stop = np.asarray(checked_stop_tokens(stop_token_ids, policy), np.int32)
-    given = np.float32(temperature), Filters(*limits) if truncating else None
-    return DrawSettings(seed_of(key), *jax.device_put(given), mask, jax.device_put(stop))
+    heat, filters = jax.device_put((np.float32(temperature), Filters(*limits) if truncating else None))
+    return DrawSettings(seed_of(key), heat, filters, mask, jax.device_put(stop))
 
 
 def cut_at(tokenizer: Any, stop: Sequence[str]) -> Cut:

@@ -216,8 +216,9 @@ def _gguf_model(name: str) -> Any:
     """The model in a GGUF file, the demo model's too; None for other names."""
     from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
 
-    path = Path(name).expanduser() if name.endswith(".gguf") else None
-    return read_gguf(smollm2_path() if name == DEMO_MODEL else path) if path or name == DEMO_MODEL else None
+    if name == DEMO_MODEL:
+        return read_gguf(smollm2_path())
+    return read_gguf(Path(name).expanduser()) if name.endswith(".gguf") else None
 
 
 def with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:

@@ -217,8 +217,8 @@ def extend(
         copied = each(lambda x, axis: take_columns(x[source], (first + index) % S, axis), store)
         return y, each(merged, copied, new)
 
-    own, pairs = partial(jax.tree.map, lambda x: x[source]), zip(ring_layers, prefix_cache.layers, strict=True)
-    memory = tuple(own(store) if isinstance(store, State) else (store, prefix) for store, prefix in pairs)
+    taken, pairs = partial(jax.tree.map, lambda x: x[source]), zip(ring_layers, prefix_cache.layers, strict=True)
+    memory = tuple(taken(store) if isinstance(store, State) else (store, prefix) for store, prefix in pairs)
     flow = rows_flow(own - usable)
     _, rows = run(policy, params, tokens, positions, attend, memory, record=ring_experts is not None, flow=flow)
     if ring_experts is not None:
