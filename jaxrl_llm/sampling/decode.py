@@ -23,14 +23,7 @@ from jaxrl_llm.models.placement import in_place
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 from jaxrl_llm.sampling.draw.logits import where_rows
-from jaxrl_llm.sampling.kv_cache import (
-    LayerCache,
-    PrefixCache,
-    PrefixSlots,
-    cascade_attention,
-    no_experts,
-    take_columns,
-)
+from jaxrl_llm.sampling.kv_cache import Layers, PrefixCache, PrefixSlots, cascade_attention, no_experts, take_columns
 from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.two_model_decode import empty_layers, run
 
@@ -39,7 +32,7 @@ class RingCache(NamedTuple):
     """The ring KV cache and the tokens drawn. A token drawn at step s is in column s mod T."""
 
     step: Array  # int32[], number of steps so far
-    layers: tuple[LayerCache | State | None, ...]
+    layers: Layers
     drawn: Drawn  # each [B, T]
 
 
@@ -208,7 +201,7 @@ def decode(
         ring_cache, rows, counts, rotated = carry
         position = rows.prompt + rows.own
 
-        def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, LayerCache]:
+        def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, Any]:
             own, prefix = memory
             lengths = rows.own, prefix_cache.length, position, ring_cache.step
             return cascade_attention(q, k, v, own, prefix, prefix_slots, *lengths, how)

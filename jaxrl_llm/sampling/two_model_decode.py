@@ -14,9 +14,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers.attention import Attend
-from jaxrl_llm.models.layers.recurrent import State
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.kv_cache import LayerCache, empty
+from jaxrl_llm.sampling.kv_cache import Layers, empty
 from jaxrl_llm.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def width(policy: Policy) -> int:
     return policy.config.hidden_size * (2 if is_pair(policy) else 1)
 
 
-def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> tuple[LayerCache | State | None, ...]:
+def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> Layers:
     """Empty caches of all layers, see `kv_cache.empty`."""
     first = empty(policy.config, rows, most, dtype)
     return first + empty(policy.config, rows, most, dtype) if is_pair(policy) else first

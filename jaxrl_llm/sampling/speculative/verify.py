@@ -23,7 +23,7 @@ from jaxrl_llm.models.layers.recurrent import State, committed, pending_flow
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
-from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns, with_sinks
+from jaxrl_llm.sampling.kv_cache import LayerCache, Layers, PrefixCache, each, pack, take_columns, with_sinks
 from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.two_model_decode import run
 
@@ -35,7 +35,7 @@ MOST_MISSES = (LONGEST_MATCH - LEAST_MATCH) // 2
 class Tail(NamedTuple):
     """Rows that advance by different numbers of tokens. The token at position p is in column p."""
 
-    layers: tuple[LayerCache | State | None, ...]
+    layers: Layers
     tokens: Array  # int32[R, C]; -1 where there is none yet
     drawn: Drawn  # each [R, T], own token n in column n; only those drawn here
     misses: Array  # int32[R], drafts in a row of which no token was right, at most MOST_MISSES
