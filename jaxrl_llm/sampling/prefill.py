@@ -49,8 +49,7 @@ def prefill_prompts(
     """
     widths: dict[int, list[tuple[int, list[int], int]]] = {}
     for slot, (prompt, adapter) in prompts:
-        ids = list(prompt)
-        width = size.width
+        ids, width = list(prompt), size.width
         while width % 2 == 0 and width // 2 >= max(len(ids), 32):
             width //= 2
         widths.setdefault(width, []).append((slot, ids, adapter))
