@@ -30,28 +30,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models import parameters
 from jaxrl_llm.models.checks import check_key
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import number, require_kind, shown, whole
-from jaxrl_llm.models.parameters import (
-    ADAPTED,
-    LORA_FACTORS,
-    LORA_IN,
-    LORA_OUT,
-    LORA_SCALE,
-    Params,
-    adapted_by_default,
-    adapted_weights,
-    adapter_axes,
-    combine,
-    put,
-)
+from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE, Params, adapted_weights, combine, put
 from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.models.quantised import dense, is_rounded
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.utils.errors import InputError, unknown
 
-TARGETS = tuple(ADAPTED)
+TARGETS = tuple(parameters.ADAPTED)
 
 
 def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[str, ...]:
@@ -71,7 +60,7 @@ def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[
                 why = "is of tied embeddings, with which an adapter of one alone could not be merged"
             raise InputError(f"LoRA target {name!r} {why}: choose among {', '.join(possible[:-1])} and {possible[-1]}")
     require_kind("the LoRA rank", rank, whole(1))
-    return tuple(dict.fromkeys(names or [weight.name for weight in weights if adapted_by_default(weight)]))
+    return tuple(dict.fromkeys(names or [weight.name for weight in weights if parameters.adapted_by_default(weight)]))
 
 
 def init(
@@ -91,7 +80,7 @@ def init(
     params: Params = {"layers": {}}
     weights = [
         weight for weight in adapted_weights(config).values()
-        if weight.name in names and (targets or adapted_by_default(weight))
+        if weight.name in names and (targets or parameters.adapted_by_default(weight))
     ]  # fmt: skip
     weights.sort(key=lambda weight: names.index(weight.name))
     for weight, own_key in zip(weights, jax.random.split(key, len(weights)), strict=True):
@@ -110,7 +99,7 @@ def init(
 def adapter_shapes(weight: Weight, rank: int) -> dict[str, tuple[int, ...]]:
     """The names and shapes of A and B of a weight's adapter, with its axes of layers and experts."""
     sizes = {**dict(zip(weight.axes, weight.shape, strict=True)), "rank": rank}
-    return {name: tuple(sizes[axis] for axis in axes) for name, axes in adapter_axes(weight).items()}
+    return {name: tuple(sizes[axis] for axis in axes) for name, axes in parameters.adapter_axes(weight).items()}
 
 
 def scaled(params: Params, rank: int, alpha: float) -> Params:
@@ -170,7 +159,7 @@ def adapters_of(params: Params) -> Params:
 
 def own_adapters(found: Params) -> Params:
     """The adapters, with their factor, in one dictionary: of a layer, or of what is beside the layers."""
-    return {name: x for name, x in found.items() if name in (LORA_SCALE, LORA_FACTORS) or _is_matrix(name)}
+    return {name: x for name, x in found.items() if name in (LORA_SCALE, parameters.LORA_FACTORS) or _is_matrix(name)}
 
 
 def _is_matrix(name: str) -> bool:

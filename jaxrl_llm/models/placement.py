@@ -27,21 +27,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_kernels import norm_rotate
 from jaxrl_kernels.implementations import takes_triton
 
+from jaxrl_llm.models import mesh_axes
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.mesh_axes import (
-    FSDP,
-    ROWS,
-    SAMPLED_ROWS,
-    SEQUENCE,
-    TENSOR,
-    AnyMesh,
-    axes_of,
-    one_device,
-    row_shards,
-    split_spec,
-    stored_spec,
-    takes_kernels,
-)
+from jaxrl_llm.models.mesh_axes import FSDP, ROWS, SAMPLED_ROWS, SEQUENCE, TENSOR, AnyMesh, axes_of, row_shards
 from jaxrl_llm.models.parameters import AXES
 
 Turned = Callable[[jax.Array, jax.Array | None, jax.Array, jax.Array], jax.Array]  # see `norm_rotate`
@@ -111,11 +99,11 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
 
     def weights(layer: dict[str, Any]) -> dict[str, Any]:
         def placed(name: str, x: jax.Array) -> jax.Array:
-            whole = partial(_as_matrix, put, name, spec=split_spec(name, x.shape, config, mesh))
+            whole = partial(_as_matrix, put, name, spec=mesh_axes.split_spec(name, x.shape, config, mesh))
             # Over "fsdp" alone XLA for TPUs copies weights to other layouts for it, which takes longer than the sums.
             if mesh.shape.get(TENSOR, 1) == 1 or not jnp.issubdtype(x.dtype, jnp.inexact):
                 return whole(x)
-            stored = stored_spec(name, x.shape, config, mesh)
+            stored = mesh_axes.stored_spec(name, x.shape, config, mesh)
             return _with_gradient(whole, partial(_as_matrix, put, name, spec=stored), x)
 
         # Rounded weights are several arrays.
@@ -154,8 +142,8 @@ def in_place(config: ModelConfig, mesh: Mesh | None) -> Placement:
 def _takes_tpu_kernels(mesh: Mesh | None) -> bool:
     """Whether the devices take the kernels for TPUs. GPUs have one for attention alone, and nothing to gain from these
     layouts and joined products."""
-    device = one_device(mesh)
-    return takes_kernels(mesh) and not (device is not None and takes_triton(device))
+    device = mesh_axes.one_device(mesh)
+    return mesh_axes.takes_kernels(mesh) and not (device is not None and takes_triton(device))
 
 
 def _turned(config: ModelConfig, **where: Any) -> Turned:

@@ -4,21 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.models.kinds import (
-    FLAG,
-    SECTION,
-    TEXT,
-    Kind,
-    check,
-    either,
-    list_of,
-    number,
-    one_of,
-    or_null,
-    require_kind,
-    shown,
-    whole,
-)
+from jaxrl_llm.models import kinds
+from jaxrl_llm.models.kinds import FLAG, SECTION, TEXT, check, either, list_of, number, one_of, or_null, whole
 from jaxrl_llm.utils.errors import InputError
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -69,7 +56,7 @@ ROPE_SETTINGS = {
 }
 
 
-def check_settings(raw: Any, where: str, more: Mapping[str, Kind]) -> None:
+def check_settings(raw: Any, where: str, more: Mapping[str, kinds.Kind]) -> None:
     """InputError for the first setting of a config.json that is missing, or of a wrong type or range.
 
     more: settings of its family.
@@ -131,7 +118,7 @@ def with_slots(config: Any, slots: int) -> Any:
 
     InputError for a model that has slots, or compressed keys and values (MLA).
     """
-    require_kind("sink_slots", slots, whole(0, 1024))
+    kinds.require_kind("sink_slots", slots, whole(0, 1024))
     if slots == 0:
         return config
     if config.sink_slots:
@@ -148,4 +135,4 @@ def check_tokens(tokens: Any, vocab_size: int, where: str, name: str) -> None:
     """InputError for a token id (None is none) outside of the vocabulary."""
     for token in tokens:
         if token is not None and not 0 <= token < vocab_size:
-            raise InputError(f"{where}: {name} {shown(token)} is not in the vocabulary of {vocab_size} tokens")
+            raise InputError(f"{where}: {name} {kinds.shown(token)} is not in the vocabulary of {vocab_size} tokens")

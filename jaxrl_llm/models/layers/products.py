@@ -24,25 +24,16 @@ from jaxrl_kernels.half_products import matmul, over_rows
 from jaxrl_kernels.partition import vary_together
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models import quantised
 from jaxrl_llm.models.layers.ragged import Groups, of_matrices, ragged_dot
-from jaxrl_llm.models.quantised import (
-    BlockRounding,
-    Quantised,
-    QuantisedBlocks,
-    StraightThrough,
-    StraightThroughBlocks,
-    Weight,
-    in_blocks,
-    quantise_blocks,
-    rounded,
-)
+from jaxrl_llm.models.quantised import Quantised, QuantisedBlocks, StraightThrough, in_blocks, quantise_blocks, rounded
 from jaxrl_llm.models.quantised.normal_float import NormalFloat, as_floats
 
 FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting the weights, mostly
 BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache
 
 
-def product(x: Array, weight: Weight) -> Array:
+def product(x: Array, weight: quantised.Weight) -> Array:
     """x [M, K] times a matrix of K inputs, whose axes may be several: [M, N], in the dtype of x if it is rounded."""
     K = x.shape[1]
     if isinstance(weight, Quantised):
@@ -54,7 +45,7 @@ def product(x: Array, weight: Weight) -> Array:
         return _frozen_product(*vary_together(x, weight), None)
     if isinstance(weight, QuantisedBlocks):
         return quantised_product(*vary_together(x, dataclasses.replace(weight, values=weight.values.reshape(K, -1))))
-    if isinstance(weight, StraightThroughBlocks):
+    if isinstance(weight, quantised.StraightThroughBlocks):
         return straight_through_product(*vary_together(x, weight.weight.reshape(K, -1)), weight.how)
     if isinstance(weight, StraightThrough):
         w, scale = weight.weight.reshape(K, -1), weight.scale.reshape(1, -1)
@@ -190,12 +181,12 @@ def quantised_product(x: Array, w: QuantisedBlocks) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def straight_through_product(x: Array, w: Array, how: BlockRounding) -> Array:
+def straight_through_product(x: Array, w: Array, how: quantised.BlockRounding) -> Array:
     """R(x) [M, K] times R2(w) [K, N]: [M, N] in the dtype of x, with the gradients of the module's docstring."""
     return quantised_product(x, quantise_blocks(w, how))
 
 
-def _rounded_backward(how: BlockRounding, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+def _rounded_backward(how: quantised.BlockRounding, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = residuals
     dx = quantised_product(dy, quantise_blocks(w.T, how))
     by_rows, scale = in_blocks(dy, (how.size, 1), how.kind)
@@ -206,7 +197,7 @@ def _rounded_backward(how: BlockRounding, residuals: tuple[Array, Array], dy: Ar
 straight_through_product.defvjp(lambda x, w, how: (straight_through_product(x, w, how), (x, w)), _rounded_backward)
 
 
-def _in_groups(a: Array, how: BlockRounding) -> Rounded:
+def _in_groups(a: Array, how: quantised.BlockRounding) -> Rounded:
     """A matrix [M, K], rounded in groups along its rows: values, and scales [M, groups]."""
     return in_blocks(a, (1, how.size), how.kind)
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.models import vocabulary
 from jaxrl_llm.models.canvases import MASKED, draw_masks
 from jaxrl_llm.models.critic import implicit_logp, values_at
 from jaxrl_llm.models.outputs.wanted import Wanted
@@ -18,15 +19,7 @@ from jaxrl_llm.models.packed_states import View, logp_at, view_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import inner_policy
-from jaxrl_llm.models.vocabulary import (
-    Distribution,
-    divergence,
-    logits_of_block,
-    logp_of_tokens,
-    most_probable,
-    unembedding_blocks,
-    vocabulary_sum,
-)
+from jaxrl_llm.models.vocabulary import Distribution, logits_of_block, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -87,7 +80,7 @@ def _teacher_divergence(seen: Seen) -> Array:
     head = seen.params["teacher"]["unembedding"]
     states = seen.at("teacher_states").astype(head.dtype)
     teacher = Distribution(states, head, seen.view.temperature, *seen.policy.teacher)  # at the same temperatures
-    return divergence(seen.whole, teacher, seen.wanted.beta)
+    return vocabulary.divergence(seen.whole, teacher, seen.wanted.beta)
 
 
 ADAM = ("beta1", "beta2", "epsilon")  # controls that "adam_step" reads
@@ -161,7 +154,7 @@ def adam_step(
     """
     V = source.unembedding.shape[0]
     block = min(block, V)
-    rows, starts = unembedding_blocks(source, block)
+    rows, starts = vocabulary.unembedding_blocks(source, block)
     padded = lambda x: jnp.pad(x.astype(jnp.float32), ((0, len(rows) * block - V), (0, 0)))  # noqa: E731
     parts = tuple(padded(moments[name]).reshape(rows.shape) for name in ("first", "second"))
     b1, b2, epsilon = betas
