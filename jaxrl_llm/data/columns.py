@@ -214,9 +214,8 @@ def with_prompt(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{preview(rejected)}"
         )
     if not count:
-        raise InputError(
-            f"{where}: there is no prompt, and chosen and rejected begin differently: give a column prompt"
-        )
+        why = f"{where}: there is no prompt, and chosen and rejected begin differently: give a column prompt"
+        raise InputError(why)
     return {"prompt": chosen[:count], CHOSEN: chosen[count:], REJECTED: rejected[count:]}
 
 
