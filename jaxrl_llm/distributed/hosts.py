@@ -68,10 +68,8 @@ class Hosts:
         for index, other in enumerate(found := self.gather(dict(what))):
             for name in sorted(found[0].keys() | other.keys()):
                 if found[0].get(name) != other.get(name):
-                    raise InputError(
-                        f"hosts 0 and {index} differ in {name}: all hosts need the same settings, files, code and "
-                        "packages"
-                    )
+                    why = "all hosts need the same settings, files, code and packages"
+                    raise InputError(f"hosts 0 and {index} differ in {name}: {why}")
 
 
 ALONE = Hosts()

@@ -77,10 +77,8 @@ def check_ids(policy: Policy, ids: Sequence[Sequence[int]], max_new_tokens: int)
     vocabulary = policy.config.vocab_size
     for number, prompt in enumerate(ids):
         if max(prompt) >= vocabulary:
-            raise InputError(
-                f"prompt {number} contains token id {shown(max(prompt))}, but the model's vocabulary has {vocabulary}: "
-                "was it encoded with another tokenizer?"
-            )
+            but = f"but the model's vocabulary has {vocabulary}: was it encoded with another tokenizer?"
+            raise InputError(f"prompt {number} contains token id {shown(max(prompt))}, {but}")
     room, longest = policy.config.max_positions, max(map(len, ids))
     if room and longest + max_new_tokens > room:
         raise InputError(
@@ -178,7 +176,5 @@ def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> None:
         raise InputError(why)
     wrong = ids[(ids < 0) | (ids >= vocabulary)]
     if wrong.size:
-        raise InputError(
-            f"{name} contains the token id {wrong[0]}, but the model's vocabulary has {vocabulary}: was it encoded "
-            "with another tokenizer?"
-        )
+        but = f"but the model's vocabulary has {vocabulary}: was it encoded with another tokenizer?"
+        raise InputError(f"{name} contains the token id {wrong[0]}, {but}")
