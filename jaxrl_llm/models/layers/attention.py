@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers.delta import in_chunks
 from jaxrl_llm.models.layers.parts import Rotations, rms_norm, rotate, scores, softmax, unit_norm
 from jaxrl_llm.models.layers.projections import project, project_summed
 from jaxrl_llm.models.layers.sink_slots import Slots, prepend_slots
@@ -60,14 +61,10 @@ def attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing, of_bl
     if size >= L:
         return _attention(q, k, v, visible, how)
     count = -(-L // size)
-
-    def cut(x: Array) -> Array:
-        x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(N, count, size, *x.shape[2:]).swapaxes(0, 1)
-
     of, sees = of_block or (visible, lambda each: each)
     block = jax.checkpoint(lambda each: _attention(each[0], k, v, sees(each[1]), how), prevent_cse=False)
-    return jax.lax.map(block, (cut(q), jax.tree.map(cut, of))).swapaxes(0, 1).reshape(N, count * size, H, -1)[:, :L]
+    parts = jax.tree.map(lambda x: in_chunks(x, count, size).swapaxes(0, 1), (q, of))
+    return jax.lax.map(block, parts).swapaxes(0, 1).reshape(N, count * size, H, -1)[:, :L]
 
 
 def _attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing) -> Array:
