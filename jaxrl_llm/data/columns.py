@@ -93,9 +93,8 @@ def _said(prompt: str, answer: str | None) -> str:
 
 def prompt_column_of(row: Mapping[str, Any], where: str) -> str:
     """The column that holds the prompt. InputError, beginning with `where`, if the row has none of PROMPTS."""
-    for name in PROMPTS:
-        if name in row:
-            return name
+    if found := next((name for name in PROMPTS if name in row), None):
+        return found
     names = [name for name in sorted(row) if name.isidentifier()][:2] or ["COLUMN"]
     raise InputError(
         f"{where}: no column is known to hold the prompt ({', '.join(PROMPTS)}): name one with --prompt-column "
@@ -126,11 +125,9 @@ def as_messages(prompt: Any, where: str) -> Any:
     kind = isinstance(prompt, list | tuple) and prompt and all(isinstance(one, Mapping) for one in prompt)
     if not kind or not all({"from", "value"} <= one.keys() for one in prompt):
         return prompt
-    for one in prompt:
-        if one["from"] not in _SPEAKERS:
-            raise InputError(
-                f"{where}: a message is from {shown(one['from'])}, which is none of {', '.join(_SPEAKERS)}"
-            )
+    for speaker in (one["from"] for one in prompt):
+        if speaker not in _SPEAKERS:
+            raise InputError(f"{where}: a message is from {shown(speaker)}, which is none of {', '.join(_SPEAKERS)}")
     return [{"role": _SPEAKERS[one["from"]], "content": one["value"]} for one in prompt]
 
 
@@ -141,10 +138,9 @@ def before_the_answer(messages: Any, where: str) -> tuple[Any, Mapping[str, Any]
     """
     if not is_conversation(messages) or messages[-1]["role"] != "assistant":
         return messages, None
-    asked = list(messages[:-1])
-    if not asked:
+    if len(messages) == 1:
         raise InputError(f"{where}: the conversation has only an assistant's message, found {preview(messages)}")
-    return asked, messages[-1]
+    return list(messages[:-1]), messages[-1]
 
 
 def _lettered(choices: Any, where: str) -> dict[str, str]:
@@ -158,10 +154,8 @@ def _lettered(choices: Any, where: str) -> dict[str, str]:
         texts, labels = list(known.values()), list(known)
     right = isinstance(texts, list | tuple) and all(isinstance(one, str | int | float) for one in texts)
     if not right or not 2 <= len(texts) <= len(labels):
-        raise InputError(
-            f"{where} is {preview(choices)}, but must be a list of 2 to 26 texts: write the prompt with "
-            "--prompt-column or --prompt-template (prompt_template)"
-        )
+        remedy = "write the prompt with --prompt-column or --prompt-template (prompt_template)"
+        raise InputError(f"{where} is {preview(choices)}, but must be a list of 2 to 26 texts: {remedy}")
     return {str(label): str(text) for label, text in zip(labels, texts, strict=False)}
 
 
@@ -175,10 +169,8 @@ def _letter_of(answer: Any, lettered: Mapping[str, str], where: str) -> str:
     number = int(answer) if isinstance(answer, str) and answer.strip().isdecimal() else answer
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(labels):
         return labels[number]
-    raise InputError(
-        f"{where} is {preview(answer)}, which is none of the choices {', '.join(labels)}: name another column with "
-        "--answer-column, or write the prompt with --prompt-template (prompt_template)"
-    )
+    remedy = "name another column with --answer-column, or write the prompt with --prompt-template (prompt_template)"
+    raise InputError(f"{where} is {preview(answer)}, which is none of the choices {', '.join(labels)}: {remedy}")
 
 
 def is_implicit(row: Mapping[str, Any]) -> bool:
@@ -218,9 +210,8 @@ def with_prompt(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{preview(rejected)}"
         )
     if not count:
-        raise InputError(
-            f"{where}: there is no prompt, and chosen and rejected begin differently: give a column prompt"
-        )
+        why = f"{where}: there is no prompt, and chosen and rejected begin differently: give a column prompt"
+        raise InputError(why)
     return {"prompt": chosen[:count], CHOSEN: chosen[count:], REJECTED: rejected[count:]}
 
 
@@ -237,12 +228,13 @@ def that_teach(rows: Sequence[dict[str, Any]], source: str) -> tuple[list[dict[s
     InputError if no row is left.
     """
     kept = [row for row in rows if CHOSEN not in row or row[CHOSEN] != row.get(REJECTED)]
-    notes, dropped = [], len(rows) - len(kept)
-    if dropped:
-        what = several(dropped, "pair")
-        if not kept:
-            raise InputError(f"{source}: chosen and rejected are equal in every row: there is nothing to learn")
-        notes.append(f"{source}: {what} left out of {len(rows):,}, because chosen and rejected are equal")
+    notes = list[str]()
+    if rows and not kept:
+        raise InputError(f"{source}: chosen and rejected are equal in every row: there is nothing to learn")
+    if count := len(rows) - len(kept):
+        notes.append(
+            f"{source}: {several(count, 'pair')} left out of {len(rows):,}, because chosen and rejected are equal"
+        )
     if empty := sum(any(_is_empty(row.get(name)) for name in (CHOSEN, REJECTED, COMPLETION)) for row in kept):
         what = f"{several(empty, 'row')} with an empty response"
         notes.append(f"{source}: {what}, of which the token that ends it is all that counts: filter what is not meant")

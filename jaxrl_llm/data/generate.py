@@ -84,10 +84,7 @@ def generate(task: str, limit: int | None, seed: int, options: dict[str, Any]) -
             raise _cannot(task, options, _reason(error)) from error
     else:
         items = _generate_apart(task, seed, size, options)
-    return [
-        {"prompt": x["question"], "answer": x["answer"], "reasoning_gym_task": task, "reasoning_gym_entry": x}
-        for x in items
-    ]
+    return [dict(zip(COLUMNS, (x["question"], x["answer"], task, x), strict=True)) for x in items]
 
 
 def serve() -> None:

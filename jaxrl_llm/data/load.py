@@ -152,11 +152,9 @@ def _listed(raw: Iterable[Row], source: str, finish: _Finish, say: Callable[[str
     if not raw:
         raise InputError(f"{source!r} has no rows: there is nothing to train on")
     columns = list(dict.fromkeys(name for row in raw for name in row))
-    rows = [
-        finish.row({name: row.get(name) for name in columns}, f"{source}, row {number}")
-        for number, row in enumerate(raw, start=1)
-    ]
-    finish.tell(source, {name: raw[0].get(name) for name in columns}, say)
+    whole = [{name: row.get(name) for name in columns} for row in raw]
+    rows = [finish.row(row, f"{source}, row {number}") for number, row in enumerate(whole, start=1)]
+    finish.tell(source, whole[0], say)
     return rows
 
 
@@ -166,10 +164,8 @@ def content_of(prompt: Any) -> str:
         prompt = [{"role": "user", "content": prompt}]
     if is_conversation(prompt):
         # Struct columns fill in the fields that a message does not have with None.
-        prompt = [
-            {k: v.strip() if isinstance(v, str) else v for k, v in message.items() if v is not None}
-            for message in prompt
-        ]
+        clean = lambda value: value.strip() if isinstance(value, str) else value  # noqa: E731
+        prompt = [{name: clean(value) for name, value in one.items() if value is not None} for one in prompt]
     return canonical(prompt)
 
 
@@ -192,13 +188,11 @@ def without(rows: Iterable[Row], held_out: Iterable[Row], same: Same = same_prom
 
     same: what is equal for rows of one task, `same_prompt` or `same_row`. Raises InputError for a row without a prompt.
     """
-    seen = {content for content, _ in _by_content(held_out, same)}
-    kept = []
+    held = {content for content, _ in _by_content(held_out, same)}
+    first: dict[str, Row] = {}
     for content, row in _by_content(rows, same):
-        if content not in seen:
-            seen.add(content)
-            kept.append(row)
-    return kept
+        first.setdefault(content, row)
+    return [row for content, row in first.items() if content not in held]
 
 
 def conflicting(rows: Iterable[Row], columns: Iterable[str] | None = None) -> int:
@@ -242,9 +236,8 @@ class _Finish:
         whole = whole_text({**found.answer, "prompt": prompt})
         if self.template is not None:
             if not isinstance(prompt, str):
-                raise InputError(
-                    f"{where}: the prompt is a list of messages, for which there can be no prompt_template"
-                )
+                why = f"{where}: the prompt is a list of messages, for which there can be no prompt_template"
+                raise InputError(why)
             prompt = fill(self.template, {**row, **found.answer, "prompt": prompt}, where)
         elif not isinstance(prompt, str) and not is_conversation(prompt) and whole is None:
             raise InputError(f"{where}: {column!r} must be a string or a list of messages, found {preview(prompt)}")

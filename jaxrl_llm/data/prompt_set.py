@@ -125,12 +125,11 @@ def encode_as_drawn(
     naming the file and the row, for an invalid prompt; here too if all sampled prompts are skipped.
     """
     unwanted, one_at_a_time = {same(row) for row in held_out}, threading.Lock()
+    encode_one = partial(encode_prompt, tokenizer, system_prompt=system_prompt, format=format, dialect=dialect)
 
     def encode(prompt: Any, row: dict[str, Any] | None = None) -> list[int]:
         with one_at_a_time:  # tokenizers may not be shared between threads
-            return encode_prompt(
-                tokenizer, prompt, system_prompt=system_prompt, format=format, row=row, dialect=dialect
-            )
+            return encode_one(prompt, row=row)
 
     def encoded(row: dict[str, Any], where: str) -> list[int]:
         try:
@@ -184,10 +183,8 @@ class _Lookup(Sequence[T], Generic[T]):
 def check_vocabulary(ids: Sequence[int], vocabulary: int | None) -> None:
     """InputError for an id that a model of so many ids does not have."""
     if vocabulary is not None and ids and max(ids) >= vocabulary:
-        raise InputError(
-            f"it has the token id {max(ids)}, but the model's vocabulary has {vocabulary}: the tokenizer is another "
-            "model's, or has tokens that were added without embeddings"
-        )
+        why = "the tokenizer is another model's, or has tokens that were added without embeddings"
+        raise InputError(f"it has the token id {max(ids)}, but the model's vocabulary has {vocabulary}: {why}")
 
 
 def _fit(ids: list[int], max_tokens: int, long_prompts: str) -> list[int]:
@@ -195,8 +192,6 @@ def _fit(ids: list[int], max_tokens: int, long_prompts: str) -> list[int]:
     if len(ids) <= max_tokens or long_prompts == "truncate":
         return ids[-max_tokens:]
     if long_prompts == "error":
-        raise InputError(
-            f"a prompt has {len(ids)} tokens, more than max_prompt_tokens {max_tokens}: "
-            "raise it, or set long_prompts to skip or truncate"
-        )
+        remedy = "raise it, or set long_prompts to skip or truncate"
+        raise InputError(f"a prompt has {len(ids)} tokens, more than max_prompt_tokens {max_tokens}: {remedy}")
     return []

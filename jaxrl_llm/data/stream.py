@@ -99,16 +99,12 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
             self._batches.set_state(position)
         except Exception as error:  # grain raises several types
             self._batches.set_state(now)
-            raise InputError(
-                f"cannot resume the prompt stream: its position is {preview(position)}, but must be like {now}"
-            ) from error
+            why = f"cannot resume the prompt stream: its position is {preview(position)}, but must be like {now}"
+            raise InputError(why) from error
 
 
 def _is_alike(state: Any, other: Any) -> bool:
     if isinstance(other, dict):
-        return (
-            isinstance(state, dict)
-            and state.keys() == other.keys()
-            and all(_is_alike(state[k], other[k]) for k in other)
-        )
+        alike = isinstance(state, dict) and state.keys() == other.keys()
+        return alike and all(_is_alike(state[name], value) for name, value in other.items())
     return type(state) is type(other) and not (isinstance(state, int) and state < 0)

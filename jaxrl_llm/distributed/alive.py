@@ -37,9 +37,8 @@ class Watch:
         self._failing: str | None = None  # the words with which this host is about to end by itself
         self._done = threading.Event()
         self._answered = time.monotonic()  # when the coordinator last did
-        self._threads = [
-            threading.Thread(target=run, daemon=True, name="alive") for run in (self._run, self._watch_coordinator)
-        ]
+        threads = self._run, self._watch_coordinator
+        self._threads = [threading.Thread(target=run, daemon=True, name="alive") for run in threads]
 
     def start(self) -> None:
         """Begin to beat and to watch, in threads."""
@@ -122,8 +121,7 @@ def silent_since(limit: float) -> Callable[[dict[int, str], float], list[int]]:
         for host, value in seen.items():
             if host not in changed or changed[host][0] != value:
                 changed[host] = value, now
-        silent = [host for host in seen if now - changed[host][1] > limit]
-        return sorted(silent, key=lambda host: changed[host][1])
+        return sorted([host for host in seen if now - changed[host][1] > limit], key=lambda host: changed[host][1])
 
     return judge
 

@@ -80,26 +80,21 @@ def compiled(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            def of_given(function: Callable[[Any], T]) -> T:
-                given = signature.bind(*args, **kwargs)
-                given.apply_defaults()
-                return function(SimpleNamespace(**given.arguments))
-
+            recording, given = _programs.get(), None
+            if check is not None or (recording is not None and results is not None):
+                bound = signature.bind(*args, **kwargs)
+                bound.apply_defaults()
+                given = SimpleNamespace(**bound.arguments)
             if check is not None:
-                of_given(check)
-            recording = _programs.get()
-            if recording is None:
-                return _for_devices(args, kwargs)(*args, **kwargs)
-            return _compile(recording, jitted, args, kwargs, None if results is None else of_given(results))
+                check(given)
+            if recording is None:  # compiled with XLA's options for the devices, where they have some
+                chosen = compiler_options(args, kwargs) if jax.default_backend() == "tpu" else {}
+                return (with_options(tuple(chosen.items())) if chosen else jitted)(*args, **kwargs)
+            return _compile(recording, jitted, args, kwargs, None if results is None else results(given))
 
         @functools.cache
         def with_options(chosen: tuple[tuple[str, str], ...]) -> Any:
             return jax.jit(function, compiler_options=dict(chosen), **options)
-
-        def _for_devices(args: Any, kwargs: Any) -> Any:
-            """The function compiled with XLA's options for the devices, where they have some."""
-            chosen = compiler_options(args, kwargs) if jax.default_backend() == "tpu" else {}
-            return with_options(tuple(chosen.items())) if chosen else jitted
 
         for name in ("lower", "trace", "eval_shape", "clear_cache", "_cache_size"):
             setattr(call, name, getattr(jitted, name))
@@ -134,10 +129,8 @@ def _compile(
     shardings = [sharding] * len(shapes)
     if isinstance(program.compiled, jax.stages.Compiled):
         shardings = jax.tree.leaves(program.compiled.output_shardings)
-    results = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=aval.weak_type)
-        for x, sharding, aval in zip(shapes, shardings, traced.jaxpr.out_avals, strict=True)
-    ]
+    each = zip(shapes, shardings, traced.jaxpr.out_avals, strict=True)
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to, weak_type=aval.weak_type) for x, to, aval in each]
     return jax.tree.unflatten(jax.tree.structure(program.lowered.out_info), results)
 
 

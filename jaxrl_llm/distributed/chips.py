@@ -55,25 +55,20 @@ BESIDE_PRODUCTS = tuple(
 
 # By default a fusion has 16 MiB of v6e's 128 MiB of VMEM: its products wait for the main memory.
 _MORE_VMEM = (("xla_tpu_scoped_vmem_limit_kib", str(96 * 1024)),)
-TPUS = {
-    chip.name: chip
-    for chip in (
-        Chip("v4", 32, 275, 1228, 300, 1.05, sparse_cores=True),
-        Chip("v5e", 16, 197, 819, 200, 1.5),
-        Chip("v5p", 95, 459, 2765, 600, 1.75, 1, True, BESIDE_PRODUCTS),
-        Chip("v6e", 32, 918, 1638, 400, 1.75, 1, True, (*_MORE_VMEM, *BESIDE_PRODUCTS)),
-        Chip("tpu7x", 96, 1153, 3690, 300, each=2, sparse_cores=True),
-    )
-}
-GPUS = {
-    chip.name: chip
-    for chip in (
-        Chip("a100", 80, 312, 2039, 300),
-        Chip("h100", 80, 989, 3350, 450),
-        Chip("h200", 139, 989, 4800, 450),
-        Chip("b200", 179, 2250, 8000, 900),
-    )
-}
+_TPUS = (
+    Chip("v4", 32, 275, 1228, 300, 1.05, sparse_cores=True),
+    Chip("v5e", 16, 197, 819, 200, 1.5),
+    Chip("v5p", 95, 459, 2765, 600, 1.75, 1, True, BESIDE_PRODUCTS),
+    Chip("v6e", 32, 918, 1638, 400, 1.75, 1, True, (*_MORE_VMEM, *BESIDE_PRODUCTS)),
+    Chip("tpu7x", 96, 1153, 3690, 300, each=2, sparse_cores=True),
+)
+_GPUS = (
+    Chip("a100", 80, 312, 2039, 300),
+    Chip("h100", 80, 989, 3350, 450),
+    Chip("h200", 139, 989, 4800, 450),
+    Chip("b200", 179, 2250, 8000, 900),
+)
+TPUS, GPUS = ({chip.name: chip for chip in chips} for chips in (_TPUS, _GPUS))
 KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}  # of TPUs whose `device_kind` has another name
 NETWORK = 6.25  # GB/s between slices for each chip (v5p: 50 Gbit/s; the others are near it)
 
@@ -129,8 +124,7 @@ def compiler_options(*trees: Any) -> dict[str, str]:
     """XLA's options for the devices of some arrays, or shapes with shardings; without any, for JAX's own devices."""
     leaves = (getattr(x, "sharding", None) for x in jax.tree.leaves(trees))
     sharding = next((found for found in leaves if found is not None), None)
-    devices = jax.devices() if sharding is None else sharding.device_set
-    chip = chip_of_kind(next(iter(devices)).device_kind)
+    chip = chip_of_kind(next(iter(jax.devices() if sharding is None else sharding.device_set)).device_kind)
     return dict(chip.compiler_options) if chip else {}
 
 
@@ -174,10 +168,8 @@ def topology_of(topology: str, slices: Count = 1) -> Topology:
             raise InputError(f"--slices is {slices}, but only TPUs have slices: give the number of devices alone")
         devices = jax.devices("cpu")
         if len(devices) < count:
-            raise InputError(
-                f"{topology} needs {count} CPU devices, but JAX has {len(devices)}: set "
-                f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"
-            )
+            remedy = f"set XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+            raise InputError(f"{topology} needs {count} CPU devices, but JAX has {len(devices)}: {remedy}")
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB / count
         chip = GPUS.get(name) or Chip("cpu", memory, 0, 0, 0)
         return Topology(chip, list(devices[:count]), "cuda" if name in GPUS else "cpu")
@@ -191,8 +183,6 @@ def topology_of(topology: str, slices: Count = 1) -> Topology:
             found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
     except Exception as error:  # JAX raises several, also where libtpu is missing
         said = [line.strip() for line in str(error).splitlines() if line.strip()][:1]
-        raise InputError(
-            f"cannot compile for {topology} ({': '.join([type(error).__name__, *said])}): it needs libtpu (pip install "
-            "libtpu) and a topology that exists, such as v5e:4x4"
-        ) from None
+        why = "it needs libtpu (pip install libtpu) and a topology that exists, such as v5e:4x4"
+        raise InputError(f"cannot compile for {topology} ({': '.join([type(error).__name__, *said])}): {why}") from None
     return Topology(TPUS[name], list(found.devices), "tpu", slices)

@@ -68,10 +68,8 @@ class Hosts:
         for index, other in enumerate(found := self.gather(dict(what))):
             for name in sorted(found[0].keys() | other.keys()):
                 if found[0].get(name) != other.get(name):
-                    raise InputError(
-                        f"hosts 0 and {index} differ in {name}: all hosts need the same settings, files, code and "
-                        "packages"
-                    )
+                    why = "all hosts need the same settings, files, code and packages"
+                    raise InputError(f"hosts 0 and {index} differ in {name}: {why}")
 
 
 ALONE = Hosts()
@@ -95,8 +93,7 @@ def gather_through(exchange: Callable[[np.ndarray], Any], value: Any) -> list[An
     room = bucket(int(sizes.max()), 64, 1)  # few sizes, of which each is compiled once
     padded = np.zeros(room, np.uint8)
     padded[: data.size] = data
-    found = np.asarray(exchange(padded))
-    return [pickle.loads(row[:size].tobytes()) for row, size in zip(found, sizes, strict=True)]
+    return [pickle.loads(row[:size].tobytes()) for row, size in zip(np.asarray(exchange(padded)), sizes, strict=True)]
 
 
 HOST, UNIT = "host", "unit"
@@ -117,10 +114,7 @@ def by_unit(mesh: Mesh) -> Mesh:
         each = ", ".join(f"host {index} has {count}" for index, count in sorted(counts.items()))
         raise InputError(f"every host needs as many devices, but {each}")
     number = {index: place for place, index in enumerate(sorted(counts))}
-
-    def unit(row: np.ndarray, together: int) -> set[int]:
-        return {number[device.process_index] // together for device in row.flat}
-
+    unit = lambda row, together: {number[device.process_index] // together for device in row.flat}  # noqa: E731
     sizes_of_units = (n for n in range(1, len(counts) + 1) if len(counts) % n == 0)
     together = next(n for n in sizes_of_units if all(len(unit(row, n)) == 1 for row in rows))
     order = np.argsort([min(unit(row, together)) for row in rows], kind="stable")

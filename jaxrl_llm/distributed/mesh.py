@@ -62,10 +62,8 @@ def _filled(sizes: dict[str, int], devices: int) -> dict[str, int]:
     product = math.prod(size for size in sizes.values() if size != -1)
     if not devices or devices % product or (not open_axes and product != devices):
         given = " x ".join(f"{name}={size}" for name, size in sizes.items() if name in (DATA, TENSOR) or size != 1)
-        raise InputError(
-            f"a mesh of {given} does not fit {devices} devices: "
-            "choose sizes whose product is their number, or -1 for one of them"
-        )
+        remedy = "choose sizes whose product is their number, or -1 for one of them"
+        raise InputError(f"a mesh of {given} does not fit {devices} devices: {remedy}")
     sizes = {name: devices // product if size == -1 else size for name, size in sizes.items()}
     return {name: size for name, size in sizes.items() if name in (DATA, TENSOR) or size > 1}
 
@@ -84,9 +82,8 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     if slices > 1:
         between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
         if between is None:
-            raise InputError(
-                f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}"
-            )
+            why = f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}"
+            raise InputError(why)
         outer = [slices if name == between else 1 for name in sizes]
         inner = [size // count for size, count in zip(shape, outer, strict=True)]
         arranged = create_hybrid_device_mesh(inner, outer, devices)
@@ -229,7 +226,5 @@ def to_device(tree: Any) -> Any:
 
 def on_device(tree: Any) -> Any:
     """What is in the host's memory (`to_host`), on the device, with the same sharding; the rest as it is."""
-    return jax.tree.map(
-        lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")) if x.sharding.memory_kind == HOST else x,
-        tree,
-    )
+    put = lambda x: to_memory(x, "device") if x.sharding.memory_kind == HOST else x  # noqa: E731
+    return jax.tree.map(put, tree)

@@ -107,9 +107,8 @@ class PeerListener:
         try:
             self._listener = Listener(address)
         except OSError as error:
-            raise InputError(
-                f"{address[0]}:{address[1]} cannot be listened on: {error.strerror or error}; give another address"
-            ) from None
+            why = f"{address[0]}:{address[1]} cannot be listened on: {error.strerror or error}; give another address"
+            raise InputError(why) from None
         self._key, self._found = key, queue.SimpleQueue[Connection]()
         host, port = self._listener.address[:2]
         self.address = f"{socket.gethostname() if host in ANY else host}:{port}"
@@ -136,9 +135,8 @@ class PeerListener:
             with contextlib.suppress(OSError):
                 connection = self._listener.accept()
                 # In a thread: whoever says nothing must not keep others waiting.
-                threading.Thread(
-                    target=self._authenticate, args=(connection,), daemon=True, name="authentication"
-                ).start()
+                arguments = (connection,)
+                threading.Thread(target=self._authenticate, args=arguments, daemon=True, name="authentication").start()
 
     def _authenticate(self, connection: Connection) -> None:
         timer = threading.Timer(HANDSHAKE, connection.close)

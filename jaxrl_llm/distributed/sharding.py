@@ -52,8 +52,7 @@ def parameter_specs(
     for path, shape in parameter_shapes(config).items():
         put(found, path, split_spec(path[-1], shape, config, mesh))
     layers = found["layers"]
-    beside = own_adapters(adapted or {})
-    found |= {name: split_spec(name, x.shape, config, mesh) for name, x in beside.items()}
+    found |= {name: split_spec(name, x.shape, config, mesh) for name, x in own_adapters(adapted or {}).items()}
     for kind in range(len(config.each_kind)):
         if adapted is not None:
             given, numbers = adapted["layers"], config.layers_of(kind)
@@ -63,8 +62,7 @@ def parameter_specs(
             of_kind(layers, config, kind).update({n: split_spec(n, shape, config, mesh) for n, shape in shapes.items()})
     if stacked:
         return found
-    kinds = config.kind_of_layer or (0,) * config.num_layers
-    each = (of_kind(layers, config, kind) for kind in kinds)
+    each = (of_kind(layers, config, kind) for kind in config.kind_of_layer or (0,) * config.num_layers)
     return found | {"layers": tuple({name: PartitionSpec(*spec[1:]) for name, spec in own.items()} for own in each)}
 
 
@@ -72,9 +70,9 @@ def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[st
     """One line for each parameter kind: its stacked shape, what is split and the shape on a device, or why not."""
     lines = []
     for path, shape in parameter_shapes(config).items():
-        name = path[-1]
-        spec = split_spec(name, shape, config, mesh)
-        wanted = [(kind, axis) for kind, axis in splits(name, shape, config).values() if mesh.shape.get(axis, 1) > 1]
+        spec = split_spec(path[-1], shape, config, mesh)
+        every = splits(path[-1], shape, config).values()
+        wanted = [(kind, axis) for kind, axis in every if mesh.shape.get(axis, 1) > 1]
         done = " and ".join(f"{kind} over {axis}={mesh.shape[axis]}" for kind, axis in wanted if axis in spec)
         failed = []
         for kind, axis in wanted:
@@ -118,9 +116,8 @@ def named_shardings(specs: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 def _specs_like(params: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     """Specs for exactly these parameters, stacked or not, with a critic or not."""
-    specs = parameter_specs(
-        config, mesh, not isinstance(params.get("layers"), tuple), params if "layers" in params else None
-    )
+    stacked, adapted = not isinstance(params.get("layers"), tuple), params if "layers" in params else None
+    specs = parameter_specs(config, mesh, stacked, adapted)
     found = {name: specs[name] for name in params if name in specs}
     if "critic" in params:
         found["critic"] = jax.tree.map(lambda _: PartitionSpec(), params["critic"])
@@ -168,10 +165,8 @@ def _memory(sharding: Any) -> str:
 
 def _regions(sharding: Any, shape: tuple[int, ...]) -> dict[Any, list[range]]:
     """For each device, the part of an array that it holds: a range of indices for each axis."""
-    return {
-        device: [range(n)[part] for part, n in zip(index, shape, strict=True)]
-        for device, index in sharding.devices_indices_map(shape).items()
-    }
+    indices = sharding.devices_indices_map(shape).items()
+    return {device: [range(n)[part] for part, n in zip(index, shape, strict=True)] for device, index in indices}
 
 
 def bytes_to_move(tree: Any, shardings: Any) -> int:

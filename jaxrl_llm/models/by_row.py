@@ -19,17 +19,9 @@ import numpy as np
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.projections import ROWS, Members, inner_products
-from jaxrl_llm.models.parameters import (
-    LORA_FACTORS,
-    LORA_IN,
-    LORA_OUT,
-    LORA_SCALE,
-    Params,
-    adapted_by_default,
-    adapted_weights,
-)
+from jaxrl_llm.models.parameters import LORA_FACTORS, LORA_IN, LORA_OUT, LORA_SCALE, Params, adapted_weights
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.models.stacks import map_kinds, of_kind
+from jaxrl_llm.models.stacks import make_kinds, map_kinds, of_kind
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -59,12 +51,9 @@ def with_members(policy: Policy, params: Params, numbers: Array, seed: Array) ->
 
     if isinstance(layers, tuple):
         return {**params, "layers": tuple({**layer, ROWS: of_layer(i)} for i, layer in enumerate(layers))}
-    kinds = [
-        {**of_kind(layers, config, kind), ROWS: jax.vmap(of_layer)(jnp.asarray(config.layers_of(kind), jnp.int32))}
-        for kind in range(len(config.each_kind))
-    ]
-    names = [kind.name for kind in config.kinds]
-    return {**params, "layers": dict(zip(names, kinds, strict=True)) if names else kinds[0]}
+    numbered = lambda kind: jax.vmap(of_layer)(jnp.asarray(config.layers_of(kind), jnp.int32))  # noqa: E731
+    stacked = make_kinds(lambda kind: {**of_kind(layers, config, kind), ROWS: numbered(kind)}, config)
+    return {**params, "layers": stacked}
 
 
 def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
@@ -83,19 +72,16 @@ def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
         )
     number, seed = (jnp.nan_to_num(batch.need(name)) for name in ("member", "member_seed"))
     seeds, numbers = seed.astype(jnp.uint32), number.astype(jnp.int32)
-    perturbed = {weight.name: weight for weight in adapted_weights(config).values() if adapted_by_default(weight)}
+    perturbed = {weight.name: weight for weight in adapted_weights(config, by_default=True).values()}
 
     @jax.checkpoint
     def of_layer(layer: Params, place: Array) -> Array:
         own, found = Members(seeds, place, numbers, population), jnp.zeros(numbers.shape, jnp.float32)
         for name, w in sorted(layer.items()):
-            inputs = math.prod(w.shape[: perturbed[name].inputs])
-            found += inner_products(w.reshape(inputs, -1), own, name)
+            found += inner_products(w.reshape(math.prod(w.shape[: perturbed[name].inputs]), -1), own, name)
         return found
 
-    def matrices(layer: Params) -> Params:
-        return {name: w for name, w in layer.items() if name in perturbed}
-
+    matrices = lambda layer: {name: w for name, w in layer.items() if name in perturbed}  # noqa: E731
     total = jnp.zeros(numbers.shape, jnp.float32)
     if isinstance(layers, tuple):
         return sum((of_layer(matrices(layer), jnp.int32(place)) for place, layer in enumerate(layers)), total)
@@ -130,11 +116,7 @@ def for_rows(policy: Policy, params: Params, numbers: Array | None) -> Params:
         own = {name: x for name, x in layer.items() if name != LORA_FACTORS}
         return {**own, LORA_SCALE: jnp.take(factors, numbers, axis=factors.ndim - 2)}
 
-    layers = params["layers"]
-    return {
-        **params,
-        "layers": tuple(map(of_layer, layers)) if isinstance(layers, tuple) else map_kinds(of_layer, layers),
-    }
+    return {**params, "layers": map_kinds(of_layer, params["layers"])}
 
 
 def can_stack(config: ModelConfig, several: Sequence[Params]) -> bool:
@@ -171,8 +153,7 @@ def stacked(params: Params, others: Sequence[Params]) -> Params:
         scales = [jnp.broadcast_to(jnp.asarray(layer.get(LORA_SCALE, 1.0)), count) for layer in layers]
         return {**out, LORA_FACTORS: jnp.stack(scales, axis=-1)[..., None] * jnp.asarray(own_ranks, jnp.float32)}
 
-    found = [one["layers"] for one in each]
-    return {**params, "layers": map_kinds(joined, *found) if lead else tuple(map(joined, *found))}
+    return {**params, "layers": map_kinds(joined, *(one["layers"] for one in each))}
 
 
 def _of_rank(x: Array | None, like: Array, rank: int, axis: int) -> Array:

@@ -28,16 +28,12 @@ def canvases(batch: Trajectories, unmasking: Unmasking) -> tuple[Array, Packing]
     """
     N, L = batch.tokens.shape
     block, W = unmasking.block, L + unmasking.block - 1
-    arrays = (batch.tokens, batch.token_mask, batch.action_mask)
-    tokens, known, action = (jnp.pad(x, ((0, 0), (0, W - L))) for x in arrays)
-    column = jnp.arange(W)
-    acts = jnp.any(action, axis=1)
-    first = jnp.argmax(action, axis=1)
-    last = W - 1 - jnp.argmax(action[:, ::-1], axis=1)
+    wide = lambda x: jnp.pad(x, ((0, 0), (0, W - L)))  # noqa: E731
+    tokens, known, action = map(wide, (batch.tokens, batch.token_mask, batch.action_mask))
+    column, acts = jnp.arange(W), jnp.any(action, axis=1)
+    first, last = jnp.argmax(action, axis=1), W - 1 - jnp.argmax(action[:, ::-1], axis=1)
     end = jnp.where(acts, first + block * (-(-(last + 1 - first) // block)), 0)
-    masked = action
-    if MASKED in (batch.info or {}):
-        masked = action & (jnp.pad(batch.need(MASKED), ((0, 0), (0, W - L))) > 0)
+    masked = action & (wide(batch.need(MASKED)) > 0) if MASKED in (batch.info or {}) else action
     filled = (column > last[:, None]) & (column < end[:, None])
     tokens = jnp.where(masked | filled, unmasking.mask_token, tokens)
     real = known | filled

@@ -39,23 +39,19 @@ def check_tokens(tokens: Any, mask: Any, vocab_size: int) -> None:
                 raise InputError(f"{name} must be an array [rows, length]: its rows are of different lengths") from None
     ids, real = arrays.get("tokens", np.zeros(0)), arrays.get("mask")
     if not has_shape(ids, ("rows", "length")) or 0 in ids.shape or not is_of(ids, INTEGERS):
-        raise InputError(
-            f"tokens are {ids.dtype}{list(ids.shape)}, but must be whole numbers [rows, length], neither of them 0"
-        )
+        why = f"tokens are {ids.dtype}{list(ids.shape)}, but must be whole numbers [rows, length], neither of them 0"
+        raise InputError(why)
     if real is not None and not (has_shape(real, ids.shape) and is_of(real, NUMBERS)):
-        raise InputError(
-            f"mask is {real.dtype}{list(real.shape)}, but must be bool{list(ids.shape)}, as the tokens are"
-        )
+        why = f"mask is {real.dtype}{list(real.shape)}, but must be bool{list(ids.shape)}, as the tokens are"
+        raise InputError(why)
     if isinstance(ids, jax.core.Tracer) or isinstance(real, jax.core.Tracer):
         return
     wrong = (np.asarray(ids) < 0) | (np.asarray(ids) >= vocab_size)
     wrong &= True if real is None else np.asarray(real).astype(bool)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
-        raise InputError(
-            f"token {int(np.asarray(ids)[row, column])} (row {row}, column {column}) is not in the vocabulary of "
-            f"{vocab_size} tokens"
-        )
+        rest = f"is not in the vocabulary of {vocab_size} tokens"
+        raise InputError(f"token {int(np.asarray(ids)[row, column])} (row {row}, column {column}) {rest}")
 
 
 def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_other: bool = True) -> None:
@@ -68,10 +64,8 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_
     """
     check_policy(policy)
     if not isinstance(params, Mapping):
-        raise InputError(
-            f"the parameters are {kind_of(params)}, but must be a dictionary of arrays, the second that load_policy "
-            "gives"
-        )
+        but = "but must be a dictionary of arrays, the second that load_policy gives"
+        raise InputError(f"the parameters are {kind_of(params)}, {but}")
     _decoder(params, policy.config, "", extra=("critic", "other", "teacher", "moments"))
     hook = getattr(policy, "hook", None)
     if hook is not None and hook.other is not None and (needs_other or "other" in params):
@@ -80,13 +74,12 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_
     if critic is None or not (needs_critic or "critic" in params):
         return
     entry = _section(params, "critic", "")
-    if critic.kind == "likelihood":
-        _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/")
-        return
-    head = head_shapes(policy.config, critic.hidden, critic.heads)
-    _arrays(_section(entry, "head", "critic/"), head, "critic/head/")
-    if critic.kind == "tower":
-        _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/", without=("unembed",))
+    if critic.kind != "likelihood":
+        head = head_shapes(policy.config, critic.hidden, critic.heads)
+        _arrays(_section(entry, "head", "critic/"), head, "critic/head/")
+    if critic.kind != "shared":
+        without = ("unembed",) if critic.kind == "tower" else ()
+        _decoder(_section(entry, "tower", "critic/"), policy.config, "critic/tower/", without=without)
 
 
 def _decoder(
@@ -100,9 +93,7 @@ def _decoder(
     n = config.num_layers
     own = [weight for weight in weights(config).values() if weight.name not in without]
     ends = {weight.name: weight.shape for weight in own if "layers" not in weight.axes}
-    ends |= _adapters(
-        params, [weight for weight in adapted_weights(config).values() if weight.name in ends], config, ()
-    )
+    ends |= _adapters(params, [one for one in adapted_weights(config).values() if one.name in ends], config, ())
     _arrays(params, ends, prefix, ("layers", *extra))
     layers, names = params.get("layers"), [kind.name for kind in config.kinds] or [""]
     of_kind = {name: {w.name: w.shape[1:] for w in own if "layers" in w.axes and w.kind == name} for name in names}
@@ -131,12 +122,10 @@ def _layer(found: Any, shapes: dict[str, Shape], lead: Shape, config: ModelConfi
     _arrays(found, wanted | _adapters(found, adapted, config, lead), prefix)
 
 
-def _adapters(
-    found: Mapping[str, Any], weights: Iterable[Weight], config: ModelConfig, lead: Shape
-) -> dict[str, Shape]:
+def _adapters(found: Mapping[str, Any], own: Iterable[Weight], config: ModelConfig, lead: Shape) -> dict[str, Shape]:
     """The shapes of the adapters of some weights that a dictionary has, and of their factor."""
     wanted: dict[str, Shape] = {}
-    for weight in weights:
+    for weight in own:
         matrices = adapter_axes(weight)
         if any(name in found for name in matrices):
             first, _ = matrices
@@ -163,10 +152,8 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
         if not rounded and not is_array(array):
             raise InputError(f"the parameter {prefix}{name} is {kind_of(array)}, but must be an array")
         if tuple(array.shape) != shape if rounded else not has_shape(array, shape):
-            raise InputError(
-                f"the parameter {prefix}{name} has shape {tuple(array.shape)}, but the policy's configuration implies "
-                f"{shape}: these are another model's parameters"
-            )
+            but = f"but the policy's configuration implies {shape}: these are another model's parameters"
+            raise InputError(f"the parameter {prefix}{name} has shape {tuple(array.shape)}, {but}")
         if not rounded and not is_of(array, FLOATS):
             raise InputError(f"the parameter {prefix}{name} is of {array.dtype}, but must be of floats")
     for name in found:
@@ -184,6 +171,4 @@ def check_key(key: Any) -> None:
 
 def kind_of(value: Any) -> str:
     """What something that is no array is, in a few words, without its contents where these are many."""
-    if isinstance(value, str | int | float | None):
-        return shown(value)
-    return f"a {type(value).__name__}"
+    return shown(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

@@ -79,11 +79,8 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
     if critic.kind == LIKELIHOOD:
         return {**params, "critic": {"tower": jax.tree.map(jnp.copy, without_critic(params))}}
     shapes = head_shapes(policy.config, critic.hidden, critic.heads)
-    starts: dict[str, Callable[[tuple[int, ...]], jax.Array]] = {
-        ZEROS: jnp.zeros,
-        IDENTITY: jnp.ones,
-        NORMAL: lambda shape: jax.random.normal(key, shape) / shape[0] ** 0.5,
-    }
+    normal = lambda shape: jax.random.normal(key, shape) / shape[0] ** 0.5  # noqa: E731
+    starts: dict[str, Callable[[tuple[int, ...]], jax.Array]] = {ZEROS: jnp.zeros, IDENTITY: jnp.ones, NORMAL: normal}
     head = {weight.name: starts[weight.initialiser](shapes[weight.name]) for weight in head_weights(critic.hidden)}
     if critic.spread:
         shape = shapes["weight"]
@@ -115,12 +112,10 @@ def start_as_reward_model(policy: Policy, params: Params, reward: Policy, weight
     try:
         check_params(own, weights)
     except InputError as error:
-        raise InputError(
-            f"the reward model that the critic shall start as is not of the policy's size: {error}"
-        ) from None
+        what = "the reward model that the critic shall start as is not of the policy's size"
+        raise InputError(f"{what}: {error}") from None
     head = {"weight": weights["score"].astype(jnp.float32), "bias": jnp.zeros(labels, jnp.float32)}
-    tower = {name: x for name, x in weights.items() if name != "score"}
-    return {**params, "critic": {"head": head, "tower": tower}}
+    return {**params, "critic": {"head": head, "tower": {name: x for name, x in weights.items() if name != "score"}}}
 
 
 def critic_of(needs: Iterable[str], kind: str = "tower") -> Critic | None:
@@ -137,8 +132,7 @@ def critic_of(needs: Iterable[str], kind: str = "tower") -> Critic | None:
         return Critic(LIKELIHOOD)
     if "values" not in asked:
         return None
-    heads = int(max(values_of_need(needs, "values"), default=1))
-    return Critic(kind, heads, spread="target_values" in asked)
+    return Critic(kind, int(max(values_of_need(needs, "values"), default=1)), spread="target_values" in asked)
 
 
 def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:

@@ -89,10 +89,8 @@ def _unrolled(
     memories = (None,) * len(layers) if memory is None else memory
     kinds = config.kind_of_layer or (0,) * len(layers)
     # Traced once for all layers of one kind.
-    layer_runs = [
-        jax.jit(wrap(partial(run_layer, config=own, settings=settings)), static_argnums=(2, 3))
-        for own in config.each_kind
-    ]
+    runs = [partial(run_layer, config=own, settings=settings) for own in config.each_kind]
+    layer_runs = [jax.jit(wrap(run), static_argnums=(2, 3)) for run in runs]
     ropes = [ropes_of_kind(config, kind) for kind in range(len(layer_runs))]
     latest = dict[str, tuple[int, Any]]()  # by kind: the number of its last layer, its keys and values
     after: list[Any] = []
@@ -108,11 +106,8 @@ def _unrolled(
         x, left = layer_runs[kind](x, layer, config.window_of_layer[number], rope, rotations[kind], given)
         if config.kinds and source == number:
             latest[config.kinds[kind].name] = number, left.keys
-        if source == number:
-            after.append(left.memory)
-        else:
-            after.append(None)
-            after[source] = left.memory
+        after.append(None)
+        after[source] = left.memory
         routing.append(left.routing)
     return x, _with_routing(settings, tuple(after), partial(_stacked, routing))
 
@@ -123,8 +118,7 @@ def _stacked(each: list[Any], axis: int) -> Any:
 
 def _with_routing(settings: Settings, memory: Any, each: Callable[[int], Any]) -> Any:
     """The memory of layers, with what all routers leave where it is asked for. each: this, the layers at an axis."""
-    asked = settings.record or settings.counted is not None
-    return (memory, each(2 if settings.record else 0)) if asked else memory
+    return (memory, each(2 if settings.record else 0)) if settings.record or settings.counted is not None else memory
 
 
 def _scanned(
@@ -173,10 +167,8 @@ def _over(
         cut = partial(of_turns, start=start, each=block.pattern.count(kind))
         weights[kind] = jax.tree.map(cut, of_kind(layers, config, kind))
     cut = partial(of_turns, start=block.start, each=len(block.pattern))
-    beside = tuple(None if x is None else jnp.moveaxis(x, 2, 0) for x in (inputs, experts))
-    rest = jax.tree.map(cut, (beside, memory))
-    numbers = cut(jnp.arange(config.num_layers, dtype=jnp.int32))
-    return weights, numbers, *rest
+    rest = jax.tree.map(cut, (tuple(None if x is None else jnp.moveaxis(x, 2, 0) for x in (inputs, experts)), memory))
+    return weights, cut(jnp.arange(config.num_layers, dtype=jnp.int32)), *rest
 
 
 def _pattern(
@@ -231,8 +223,7 @@ def _window_and_rope(config: ModelConfig, block: Block, position: int, number: j
 
 def _none_yet(config: ModelConfig, block: Block, x: jax.Array) -> dict[str, Any]:
     """Keys and values, of zeros, of the kinds of a block that later layers attend to."""
-    attended = {own.keys_of for own in config.each_kind}
-    found = {}
+    attended, found = {own.keys_of for own in config.each_kind}, {}
     for kind in set(block.pattern):
         if (name := config.kinds[kind].name) in attended:
             heads, *sizes = config.each_kind[kind].heads_kept(absorbed=False)
@@ -252,10 +243,8 @@ def embed(
     if mixed is not None:
         soft = jnp.any(mixed.weights > 0, axis=-1)
         # One after another, so that no array is [N, L, K, D].
-        terms = (
-            mixed.weights[..., j, None].astype(dtype) * _looked_up(params, mixed.ids[..., j], dtype)
-            for j in range(mixed.ids.shape[-1])
-        )
+        of = range(mixed.ids.shape[-1])
+        terms = (mixed.weights[..., j, None].astype(dtype) * _looked_up(params, mixed.ids[..., j], dtype) for j in of)
         x = jnp.where(soft[..., None], sum(terms), x)
     return x if config.embedding_scale == 1.0 else x * jnp.asarray(config.embedding_scale, dtype)
 

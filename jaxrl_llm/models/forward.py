@@ -79,9 +79,7 @@ def forward(
             k = jax.lax.dynamic_update_slice(memory[0], k.astype(memory[0].dtype), (0, 0, first, 0))
             v = jax.lax.dynamic_update_slice(memory[1], v.astype(memory[1].dtype), (0, 0, first, 0))
             memory = (k, v)
-        near = visible
-        if any(config.window_of_layer):
-            near = visible & ((distance < how.window) | (how.window == 0))
+        near = visible & ((distance < how.window) | (how.window == 0)) if any(config.window_of_layer) else visible
         return attention(q, k.astype(q.dtype), v.astype(q.dtype), near, how), memory
 
     if cache is None:

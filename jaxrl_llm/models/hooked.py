@@ -64,9 +64,8 @@ def hooked_logp(policy: Policy, hook: Hook, params: Params, places: Places) -> t
         x = x.reshape(x.shape[0], shards, each).swapaxes(0, 1).reshape(shards, -1)
         return x[:, : M // shards].reshape(M)
 
-    found = jax.lax.map(
-        jax.checkpoint(lambda block: _of_block(policy, hook, params, block)), jax.tree.map(split, places)
-    )
+    of_block = jax.checkpoint(lambda block: _of_block(policy, hook, params, block))
+    found = jax.lax.map(of_block, jax.tree.map(split, places))
     return joined(found[0]), joined(found[1])
 
 
@@ -75,14 +74,11 @@ def _of_block(policy: Policy, hook: Hook, params: Params, places: Places) -> tup
         raw = policy.without_unknown(policy.logits_of(weights, states))
         return raw.astype(accumulation_dtype(policy.dtype)) / places.temperature[:, None]
 
-    others = None
-    if places.others is not None:
-        others = jax.lax.stop_gradient(logits(params["other"], places.others))
-    context = Context(others, places.remembered, places.targets)
-    z = hook.apply(logits(params, places.states), places.state, context)
+    other = places.others
+    others = None if other is None else jax.lax.stop_gradient(logits(params["other"], other))
+    z = hook.apply(logits(params, places.states), places.state, Context(others, places.remembered, places.targets))
     if places.remembered is not None and hook.remember is None:  # of the run's filters, after the hook
         drawn = jnp.arange(z.shape[1]) == places.targets[:, None]
         constant = jax.lax.stop_gradient(jax.nn.log_softmax(z, axis=1))
         z = jnp.where((constant >= places.remembered[:, None]) | drawn, z, -jnp.inf)
-    logp = jax.nn.log_softmax(z, axis=1)
-    return jnp.take_along_axis(logp, places.targets[:, None], axis=1)[:, 0], entropy_of(z)
+    return jnp.take_along_axis(jax.nn.log_softmax(z, axis=1), places.targets[:, None], axis=1)[:, 0], entropy_of(z)

@@ -1,5 +1,6 @@
 """Kinds of values: what an argument, or a setting in a model's files, may be, checked before anything uses it."""
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -120,7 +121,6 @@ def path_of(value: Any, name: str) -> Path:
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
         raise InputError(f"{name} is {shown(value)}, but must be a path")
-    try:
+    with contextlib.suppress(RuntimeError):  # no such user
         return Path(text).expanduser()
-    except RuntimeError:  # no such user
-        return Path(text)
+    return Path(text)

@@ -30,36 +30,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models import parameters
 from jaxrl_llm.models.checks import check_key
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import number, require_kind, shown, whole
-from jaxrl_llm.models.parameters import (
-    ADAPTED,
-    LORA_FACTORS,
-    LORA_IN,
-    LORA_OUT,
-    LORA_SCALE,
-    Params,
-    adapted_by_default,
-    adapted_weights,
-    adapter_axes,
-    combine,
-    put,
-)
+from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE, Params, adapted_weights, combine, put
 from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.models.quantised import dense, is_rounded
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.utils.errors import InputError, unknown
 
-TARGETS = tuple(ADAPTED)
+TARGETS = tuple(parameters.ADAPTED)
 
 
 def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[str, ...]:
     """The targets, in order; where none are named those that `init` takes. InputError for what it refuses."""
     if isinstance(targets, str) or not isinstance(targets, Iterable):
-        raise InputError(
-            f"the LoRA targets are {shown(targets)}, but must be a list of names, such as ('query', 'value')"
-        )
+        what = f"the LoRA targets are {shown(targets)}, but must be a list of names, such as ('query', 'value')"
+        raise InputError(what)
     weights = adapted_weights(config).values()
     names, possible = list(targets), tuple(dict.fromkeys(weight.name for weight in weights))
     for name in names:
@@ -71,7 +59,7 @@ def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[
                 why = "is of tied embeddings, with which an adapter of one alone could not be merged"
             raise InputError(f"LoRA target {name!r} {why}: choose among {', '.join(possible[:-1])} and {possible[-1]}")
     require_kind("the LoRA rank", rank, whole(1))
-    return tuple(dict.fromkeys(names or [weight.name for weight in weights if adapted_by_default(weight)]))
+    return tuple(dict.fromkeys(names or [weight.name for weight in weights if parameters.adapted_by_default(weight)]))
 
 
 def init(
@@ -91,7 +79,7 @@ def init(
     params: Params = {"layers": {}}
     weights = [
         weight for weight in adapted_weights(config).values()
-        if weight.name in names and (targets or adapted_by_default(weight))
+        if weight.name in names and (targets or parameters.adapted_by_default(weight))
     ]  # fmt: skip
     weights.sort(key=lambda weight: names.index(weight.name))
     for weight, own_key in zip(weights, jax.random.split(key, len(weights)), strict=True):
@@ -110,7 +98,7 @@ def init(
 def adapter_shapes(weight: Weight, rank: int) -> dict[str, tuple[int, ...]]:
     """The names and shapes of A and B of a weight's adapter, with its axes of layers and experts."""
     sizes = {**dict(zip(weight.axes, weight.shape, strict=True)), "rank": rank}
-    return {name: tuple(sizes[axis] for axis in axes) for name, axes in adapter_axes(weight).items()}
+    return {name: tuple(sizes[axis] for axis in axes) for name, axes in parameters.adapter_axes(weight).items()}
 
 
 def scaled(params: Params, rank: int, alpha: float) -> Params:
@@ -124,12 +112,10 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
     layers, factor = _layers(params), jnp.float32(alpha / rank)
     if any(map(_is_matrix, params)):
         params = {**params, LORA_SCALE: factor}
-    if isinstance(layers, tuple):
-        return {**params, "layers": tuple({**layer, LORA_SCALE: factor} for layer in layers)}
+    lead = 0 if isinstance(layers, tuple) else 1
 
     def with_factor(layers: Params) -> Params:
-        count = jax.tree.leaves(layers)[0].shape[0]
-        return {**layers, LORA_SCALE: jnp.full((count,), factor)}
+        return {**layers, LORA_SCALE: jnp.full(jax.tree.leaves(layers)[0].shape[:lead], factor)}
 
     return {**params, "layers": map_kinds(with_factor, layers)}
 
@@ -137,18 +123,15 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
 def scaled_like(params: Params, other: Params) -> Params:
     """The parameters with the factors for adapters that others have, of the same layers."""
     factors = _kept(other, lambda name: name == LORA_SCALE)
-    beside = {name: x for name, x in other.items() if name == LORA_SCALE}
-    return combine(params, {"layers": factors, **beside})
+    return combine(params, {"layers": factors, **{name: x for name, x in other.items() if name == LORA_SCALE}})
 
 
 def split(params: Params) -> tuple[Params, Params]:
     """(weights, adapters): what `parameters.combine` joins. The factors are beside the weights."""
     beside = {name: x for name, x in params.items() if _is_matrix(name)}
     weights = {name: x for name, x in params.items() if name not in beside}
-    return (
-        {**weights, "layers": _kept(params, lambda name: not _is_matrix(name))},
-        {"layers": _kept(params, _is_matrix), **beside},
-    )
+    weights["layers"] = _kept(params, lambda name: not _is_matrix(name))
+    return weights, {"layers": _kept(params, _is_matrix), **beside}
 
 
 def _kept(params: Params, keep: Callable[[str], bool]) -> Any:
@@ -157,8 +140,7 @@ def _kept(params: Params, keep: Callable[[str], bool]) -> Any:
     own = lambda layer: {name: x for name, x in layer.items() if keep(name)}  # noqa: E731
     if isinstance(layers, tuple):
         return tuple(map(own, layers))
-    found = map_kinds(own, layers)
-    return {name: entry for name, entry in found.items() if not isinstance(entry, dict) or entry}
+    return {name: entry for name, entry in map_kinds(own, layers).items() if not isinstance(entry, dict) or entry}
 
 
 def _layers(params: Params) -> Any:
@@ -176,11 +158,7 @@ def adapters_of(params: Params) -> Params:
 
 def own_adapters(found: Params) -> Params:
     """The adapters, with their factor, in one dictionary: of a layer, or of what is beside the layers."""
-    return {name: x for name, x in found.items() if _is_of_adapter(name)}
-
-
-def _is_of_adapter(name: str) -> bool:
-    return name in (LORA_SCALE, LORA_FACTORS) or _is_matrix(name)
+    return {name: x for name, x in found.items() if name in (LORA_SCALE, parameters.LORA_FACTORS) or _is_matrix(name)}
 
 
 def _is_matrix(name: str) -> bool:
@@ -195,8 +173,7 @@ def merge(params: Params) -> Params:
     with the parameters given and not copied.
     """
     layers, own = _layers(params), partial(_merge, dtype=params["embed"].dtype if "embed" in params else jnp.float32)
-    found = tuple(map(own, layers)) if isinstance(layers, tuple) else map_kinds(own, layers)
-    return {**own(params), "layers": found}
+    return {**own(params), "layers": map_kinds(own, layers)}
 
 
 def _merge(found: Params, dtype: Any) -> Params:
@@ -204,7 +181,8 @@ def _merge(found: Params, dtype: Any) -> Params:
 
     dtype: of what was rounded.
     """
-    merged = {name: w for name, w in found.items() if not _is_of_adapter(name)}
+    adapters = own_adapters(found)
+    merged = {name: w for name, w in found.items() if name not in adapters}
     rounded = {name for name, w in merged.items() if is_rounded(w)}
     found = {**found, **{name: dense(merged[name]) for name in rounded}}
     merged |= {name: found[name].astype(dtype) for name in rounded}

@@ -63,13 +63,9 @@ SPLIT = {
 
 def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
     """For each kind of split, the number that must divide in all layers, and what it counts."""
-
-    def common(field: str) -> int:
-        return math.gcd(*(getattr(kind, field) for kind in config.each_kind))
-
-    deltas = [kind.delta.keys for kind in config.each_kind if kind.delta]
+    common = lambda field: math.gcd(*(getattr(kind, field) for kind in config.each_kind))  # noqa: E731
     return {
-        "states": (math.gcd(*deltas), "heads of the delta rule"),
+        "states": (math.gcd(*[kind.delta.keys for kind in config.each_kind if kind.delta]), "heads of the delta rule"),
         "channels": (config.hidden_size, "channels"),
         "heads": (common("num_kv_heads"), "key-value heads"),
         "inner": (common("intermediate_size"), "inner units"),

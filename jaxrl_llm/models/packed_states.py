@@ -53,10 +53,7 @@ def view_of(
         given = batch.experts[:, :, : policy.config.num_layers]
     states, routing = packed_states(policy, params, tokens, packing, given, record, batch.thoughts)
     at = packing.row, packing.column  # what is past the end is read at the end
-
-    def gather(x: jax.Array) -> jax.Array:
-        return x.at[at].get(mode="clip")
-
+    gather = lambda x: x.at[at].get(mode="clip")  # noqa: E731
     temperature = jnp.ones(len(batch.tokens)) if batch.temperature is None else batch.temperature
     floor = None if batch.support_floor is None else gather(batch.support_floor)
     temperature = temperature.at[packing.row].get(mode="clip")
@@ -114,11 +111,10 @@ def packed_states(
 
     def split(x: Array) -> list[Array]:
         x = x.reshape(*tiles, -1, *x.shape[2:])
-        parts = jnp.split(x, sizes[:1], axis=2) if len(levels) > 1 else [x]
         return [
             part.reshape(*tiles, -1, level.source.shape[1] // tiles[1], *x.shape[3:])
             .swapaxes(1, 2).reshape(*level.source.shape, *x.shape[3:])
-            for level, part in zip(levels, parts, strict=True)
+            for level, part in zip(levels, jnp.split(x, sizes[:1], axis=2) if len(levels) > 1 else [x], strict=True)
         ]  # fmt: skip
 
     # Where there is no token, any serves.
@@ -198,10 +194,8 @@ def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:
     if packing.suffixes is None:
         return shard, place
     before = packing.prefixes.source.size
-    after = find(packing.suffixes, packing.state - before)
-    first = packing.state < before
-    size = before // (tiles[0] * tiles[1])
-    return jnp.where(first, shard, after[0]), jnp.where(first, place, size + after[1])
+    after, first = find(packing.suffixes, packing.state - before), packing.state < before
+    return jnp.where(first, shard, after[0]), jnp.where(first, place, before // (tiles[0] * tiles[1]) + after[1])
 
 
 def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:
@@ -210,5 +204,4 @@ def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:
     visible = (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
     if isinstance(window, int) and window == 0:
         return visible
-    distance = level.position[:, :, None] - seen.position[:, None]
-    return visible & ((distance < window) | (window == 0))
+    return visible & ((level.position[:, :, None] - seen.position[:, None] < window) | (window == 0))

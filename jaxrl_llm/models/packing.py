@@ -68,8 +68,7 @@ def states_at(mask: Array, place: Array) -> Packing:
     """Every row as it is, and of each only the states at some tokens, N x S in order. mask: bool[N, L], true on tokens,
     which stand before all padding; place: int32[N, S]."""
     N, L = mask.shape
-    row = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32)[:, None], place.shape)
-    flat = row.reshape(-1), place.reshape(-1)
+    flat = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32)[:, None], place.shape).reshape(-1), place.reshape(-1)
     return Packing(_rows(mask), None, None, *flat, flat[0] * L + flat[1], runs=1)
 
 
@@ -114,8 +113,7 @@ def shared_prompts(batch: Trajectories, group_size: int, prompt_length: int, com
         source = (jnp.arange(N)[:, None] * L + column).astype(jnp.int32)
         of_row = jnp.repeat(before, G) + width + jnp.arange(N, dtype=jnp.int32) % G * T
         suffixes = _paths(source, known.astype(jnp.int32), prompt[:, None], of_row, T)
-        own = (N // G) * width + jnp.arange(N)[:, None] * T + jnp.arange(T - 1)
-        state = jnp.concatenate([state, own], axis=1)
+        state = jnp.concatenate([state, (N // G) * width + jnp.arange(N)[:, None] * T + jnp.arange(T - 1)], axis=1)
     states = state.reshape(-1).astype(jnp.int32)
     return Packing(prefixes, suffixes, None, row.reshape(-1), place.reshape(-1), states, runs=1)
 
@@ -150,9 +148,8 @@ def paths_flow(
             "steps with runs=True"
         )
     widths = [level.source.shape[1] for level in levels]
-    cuts = [
-        len(level.source) // shards * -(-width // CHUNK) * CHUNK for level, width in zip(levels, widths, strict=True)
-    ]
+    chunked = zip(levels, (-(-width // CHUNK) * CHUNK for width in widths), strict=True)
+    cuts = [len(level.source) // shards * width for level, width in chunked]
     as_they_are = whole and not any(width % CHUNK for width in widths)
 
     def in_order(x: Array) -> Array:
@@ -169,15 +166,11 @@ def paths_flow(
         rows = [part.reshape(len(level.source), -1, *x.shape[2:]) for part, level in zip(parts, levels, strict=True)]
         return joined([row[:, :width] for row, width in zip(rows, widths, strict=True)])
 
-    enter, leave = (
-        in_order(joined([getattr(level, name) for level in levels])) for name in ("enter", "leave")
-    )  # fmt: skip
+    enter, leave = (in_order(joined([getattr(level, name) for level in levels])) for name in ("enter", "leave"))
     rows = [len(level.source) // shards for level in levels]
     paths, real = paths_of(enter, leave, packing.runs * sum(rows)), enter > 0
     branches = rows[0] * packing.runs + sum(rows[1:]) * (packing.runs - 1)  # runs that others continue: no row's last
-
-    def convolved(x: Array, weight: Array, window: Array | None) -> Array:
-        return as_before(convolve_paths(in_order(x), weight, paths))
+    convolved = lambda x, weight, window: as_before(convolve_paths(in_order(x), weight, paths))  # noqa: E731
 
     def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, None]:
         x = only(jax.tree.map(in_order, x), real)
@@ -228,9 +221,7 @@ def paths_of(enter: Array, leave: Array, runs: int) -> Paths:
     number = jnp.take_along_axis(enter, starts, axis=1)[:, :, None]
     low, high = (jnp.take_along_axis(x, jnp.maximum(ends, 0), axis=1)[:, None] for x in (enter, leave))
     holds = jnp.where(begins[:, None] & (low < number) & (number < high), low, 0)
-    parent = jnp.where(
-        jnp.max(holds, axis=2) > 0, jnp.take_along_axis(ends, jnp.argmax(holds, axis=2), axis=1), -1
-    )  # fmt: skip
+    parent = jnp.where(jnp.max(holds, axis=2) > 0, jnp.take_along_axis(ends, jnp.argmax(holds, axis=2), axis=1), -1)
     entry = jnp.broadcast_to(jnp.arange(n) - 1, (S, n))
     entry = entry.at[rows, jnp.where(begins, starts // CHUNK, n)].set(parent // CHUNK, mode="drop")
     before = jnp.where(real, jnp.arange(T) - 1, -1).at[rows, jnp.where(begins, starts, T)].set(parent, mode="drop")
@@ -247,9 +238,6 @@ def convolve_paths(x: Array, weight: Array, paths: Paths) -> Array:
         at.append(jnp.where(at[-1] >= 0, jnp.take_along_axis(paths.before, jnp.maximum(at[-1], 0), axis=1), -1))
     each = jnp.stack(at, axis=2)
     window = jnp.where((each >= 0)[..., None], x[jnp.arange(S)[:, None, None], jnp.maximum(each, 0)], 0)
-    more = [
-        sum(window[:, :, back - place - 1] * weight[-1 - back] for back in range(place + 1, taps))
-        for place in range(taps - 1)
-    ]
-    added = jnp.pad(jnp.stack(more, axis=2), ((0, 0), (0, 0), (0, CHUNK - taps + 1), (0, 0)))
-    return (out + added).reshape(x.shape)
+    places = range(taps - 1)
+    more = [sum(window[:, :, back - at - 1] * weight[-1 - back] for back in range(at + 1, taps)) for at in places]
+    return (out + jnp.pad(jnp.stack(more, axis=2), ((0, 0), (0, 0), (0, CHUNK - taps + 1), (0, 0)))).reshape(x.shape)

@@ -27,21 +27,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_kernels import norm_rotate
 from jaxrl_kernels.implementations import takes_triton
 
+from jaxrl_llm.models import mesh_axes
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.mesh_axes import (
-    FSDP,
-    ROWS,
-    SAMPLED_ROWS,
-    SEQUENCE,
-    TENSOR,
-    AnyMesh,
-    axes_of,
-    one_device,
-    row_shards,
-    split_spec,
-    stored_spec,
-    takes_kernels,
-)
+from jaxrl_llm.models.mesh_axes import FSDP, ROWS, SAMPLED_ROWS, SEQUENCE, TENSOR, AnyMesh, axes_of, row_shards
 from jaxrl_llm.models.parameters import AXES
 
 Turned = Callable[[jax.Array, jax.Array | None, jax.Array, jax.Array], jax.Array]  # see `norm_rotate`
@@ -85,9 +73,7 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         joined -= {"out", "down"}  # whose inputs are sharded
     parts = mesh.shape.get(SEQUENCE, 1) * mesh.shape.get(TENSOR, 1)
     by_heads = mesh.shape.get(SEQUENCE, 1) > 1 and config.num_heads % parts == 0
-
-    def put(x: jax.Array, *axes: Any) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+    put = lambda x, *axes: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))  # noqa: E731
 
     def rows(x: jax.Array) -> Any:
         return axes_of(mesh, ROWS) if x.shape[0] % row_shards(mesh) == 0 else None
@@ -96,8 +82,7 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
 
     def states(x: jax.Array, whole: bool) -> jax.Array:
         if x.ndim == 2:
-            both = x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0
-            return put(x, axes_of(mesh, SAMPLED_ROWS) if both else rows(x))
+            return put(x, axes_of(mesh, SAMPLED_ROWS) if x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0 else rows(x))
         names: tuple[str, ...] = (SEQUENCE,) if whole else (SEQUENCE, TENSOR)
         while names and x.shape[1] % row_shards(mesh, names):
             names = names[:-1]
@@ -114,13 +99,12 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
 
     def weights(layer: dict[str, Any]) -> dict[str, Any]:
         def placed(name: str, x: jax.Array) -> jax.Array:
-            whole = partial(_as_matrix, put, name, spec=split_spec(name, x.shape, config, mesh))
+            whole = partial(_as_matrix, put, name, spec=mesh_axes.split_spec(name, x.shape, config, mesh))
             # Over "fsdp" alone XLA for TPUs copies weights to other layouts for it, which takes longer than the sums.
             if mesh.shape.get(TENSOR, 1) == 1 or not jnp.issubdtype(x.dtype, jnp.inexact):
                 return whole(x)
-            return _with_gradient(
-                whole, partial(_as_matrix, put, name, spec=stored_spec(name, x.shape, config, mesh)), x
-            )
+            stored = mesh_axes.stored_spec(name, x.shape, config, mesh)
+            return _with_gradient(whole, partial(_as_matrix, put, name, spec=stored), x)
 
         # Rounded weights are several arrays.
         return {name: jax.tree.map(partial(placed, name), x) for name, x in layer.items()}
@@ -136,8 +120,7 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     def of_tokens(x: jax.Array) -> jax.Array:
         return put(x, rows(x), SEQUENCE, axes_of(mesh, (TENSOR,)))
 
-    def of_heads(x: jax.Array) -> jax.Array:
-        return put(x, rows(x), None, axes_of(mesh, (TENSOR, SEQUENCE)))
+    of_heads = lambda x: put(x, rows(x), None, axes_of(mesh, (TENSOR, SEQUENCE)))  # noqa: E731
 
     def heads(x: jax.Array) -> jax.Array:
         if not by_heads or x.shape[1] % mesh.shape[SEQUENCE]:
@@ -147,9 +130,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     def tokens(x: jax.Array) -> jax.Array:
         return of_tokens(of_heads(x)) if by_heads and x.shape[1] % mesh.shape[SEQUENCE] == 0 else x
 
-    return Placement(
-        states, flat, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1
-    )
+    gathers = mesh.shape.get(FSDP, 1) > 1
+    return Placement(states, flat, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), gathers)
 
 
 def in_place(config: ModelConfig, mesh: Mesh | None) -> Placement:
@@ -160,8 +142,8 @@ def in_place(config: ModelConfig, mesh: Mesh | None) -> Placement:
 def _takes_tpu_kernels(mesh: Mesh | None) -> bool:
     """Whether the devices take the kernels for TPUs. GPUs have one for attention alone, and nothing to gain from these
     layouts and joined products."""
-    device = one_device(mesh)
-    return takes_kernels(mesh) and not (device is not None and takes_triton(device))
+    device = mesh_axes.one_device(mesh)
+    return mesh_axes.takes_kernels(mesh) and not (device is not None and takes_triton(device))
 
 
 def _turned(config: ModelConfig, **where: Any) -> Turned:
@@ -213,10 +195,7 @@ def tokens_before_units(x: jax.Array, spec: PartitionSpec | None, mesh: Mesh | N
     Kernels for attention have it the other way round, and XLA for TPUs would lay out all states as those, whose
     products then take up to twice as long. spec: how the states are sharded over the mesh.
     """
-
-    def put(x: jax.Array) -> jax.Array:
-        return with_layout_constraint(x, Layout((0, 1, 2)))
-
+    put = lambda x: with_layout_constraint(x, Layout((0, 1, 2)))  # noqa: E731
     return put(x) if mesh is None else jax.shard_map(put, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 
 

@@ -81,8 +81,7 @@ class Policy:
         remat: decoder.Remat = False,
     ) -> tuple[jax.Array, Any]:
         """Hidden states [N, L, D] and the cache; see `models.forward.forward`."""
-        own = self._precision()
-        return forward(params, self.config, tokens, positions, segments, cache, remat=remat, **own)
+        return forward(params, self.config, tokens, positions, segments, cache, remat=remat, **self._precision())
 
     def run(
         self,
@@ -94,8 +93,7 @@ class Policy:
         **options: Any,
     ) -> tuple[jax.Array, Any]:
         """Hidden states [N, L, D] and the layers' memory, with attention as a function; see `decoder.run`."""
-        own = self._precision()
-        return decoder.run(params, self.config, tokens, positions, attend, memory, **own, **options)
+        return decoder.run(params, self.config, tokens, positions, attend, memory, **self._precision(), **options)
 
     def _precision(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "activations": self.activations, "rounding": self.rounding}
@@ -189,8 +187,7 @@ def init_params(key: jax.Array, config: ModelConfig, dtype: Any = jnp.float32, s
         if weight.initialiser in fills:
             put(out, path, jnp.full(weight.shape, fills[weight.initialiser], dtype))
         else:
-            x = scale * jax.random.normal(jax.random.fold_in(key, place), weight.shape)
-            put(out, path, x.astype(dtype))
+            put(out, path, (scale * jax.random.normal(jax.random.fold_in(key, place), weight.shape)).astype(dtype))
     return out
 
 
@@ -242,10 +239,8 @@ class ParameterTable(NamedTuple):
         shown.append(("all", "", "", f"{self.parameters:,}", f"{self.bytes / 1e6:,.1f}"))
         rows = [("array", "shape", "dtype", "parameters", "MB"), *shown]
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        aligned = [
-            [cell.ljust(width) if column < 3 else cell.rjust(width) for column, (cell, width) in enumerate(pairs)]
-            for pairs in (zip(row, widths, strict=True) for row in rows)
-        ]
+        sides = *[str.ljust] * 3, *[str.rjust] * 2
+        aligned = ([side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows)
         return "\n".join("  ".join(row).rstrip() for row in aligned)
 
 

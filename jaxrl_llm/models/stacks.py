@@ -50,8 +50,7 @@ def blocks(kinds: tuple[int, ...]) -> tuple[Block, ...]:
             pattern, start = kinds[end - length : end], end - length
             while start >= 0 and kinds[start : start + length] == pattern:
                 cost, count, before = best[start]
-                block = Block(pattern, (end - start) // length, start)
-                options.append((cost + length, count + 1, (*before, block)))
+                options.append((cost + length, count + 1, (*before, Block(pattern, (end - start) // length, start))))
                 start -= length
         best.append(min(options, key=lambda option: option[:2]))
     return best[n][2]
@@ -67,8 +66,16 @@ def of_kind(layers: Any, config: ModelConfig, kind: int) -> Any:
     return layers[config.kinds[kind].name] if config.kinds else layers
 
 
-def map_kinds(function: Callable[..., Any], layers: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
-    """A function of the stacked weights of each kind, and of others that lie as they do; its results lie so too."""
+def make_kinds(make: Callable[[int], Any], config: ModelConfig) -> Any:
+    """What a function of the number of a kind makes, as stacked weights lie."""
+    return {kind.name: make(number) for number, kind in enumerate(config.kinds)} if config.kinds else make(0)
+
+
+def map_kinds(function: Callable[..., Any], layers: Any, *others: Any) -> Any:
+    """A function of the stacked weights of each kind, or of each layer of a tuple, and of others that lie as they do;
+    its results lie so too."""
+    if isinstance(layers, tuple):
+        return tuple(map(function, layers, *others))
     if not any(isinstance(entry, dict) for entry in layers.values()):
         return function(layers, *others)
     return {name: function(own, *(other[name] for other in others)) for name, own in layers.items()}
@@ -98,12 +105,12 @@ def first_layers(params: dict[str, Any], config: ModelConfig, count: int) -> dic
     layers = params["layers"]
     if isinstance(layers, tuple):
         return {**params, "layers": layers[:count]}
-    if not config.kinds:
-        return {**params, "layers": jax.tree.map(lambda x: x[:count], layers)}
-    numbers = [sum(number < count for number in config.layers_of(kind)) for kind in range(len(config.kinds))]
-    kept = zip(config.kinds, numbers, strict=True)
-    found = {kind.name: jax.tree.map(lambda x, n=n: x[:n], layers[kind.name]) for kind, n in kept}
-    return {**params, "layers": found}
+
+    def first(kind: int) -> Any:
+        kept = sum(number < count for number in config.layers_of(kind))
+        return jax.tree.map(lambda x: x[:kept], of_kind(layers, config, kind))
+
+    return {**params, "layers": make_kinds(first, config)}
 
 
 def stacked_layers(params: Any, config: ModelConfig) -> Any:
@@ -111,12 +118,9 @@ def stacked_layers(params: Any, config: ModelConfig) -> Any:
     layers = params["layers"]
     if not isinstance(layers, tuple):
         return params
-    found = [
-        jax.tree.map(lambda *x: jnp.stack(x), *(layers[number] for number in config.layers_of(kind)))
-        for kind in range(max(len(config.kinds), 1))
-    ]
-    names = [kind.name for kind in config.kinds]
-    return {**params, "layers": dict(zip(names, found, strict=True)) if names else found[0]}
+    own = lambda kind: (layers[number] for number in config.layers_of(kind))  # noqa: E731
+    stacked = make_kinds(lambda kind: jax.tree.map(lambda *x: jnp.stack(x), *own(kind)), config)
+    return {**params, "layers": stacked}
 
 
 def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Params]:

@@ -64,8 +64,7 @@ def vocabulary_sum(f: Callable[..., jax.Array], *distributions: Distribution, bl
     def normaliser(source: Distribution) -> jax.Array:
         def add(sums: jax.Array, start: jax.Array) -> tuple[jax.Array, None]:
             z, new = logits(source, start)
-            here = jax.nn.logsumexp(jnp.where(new, z, -jnp.inf), axis=1)
-            return jnp.logaddexp(sums, here), None
+            return jnp.logaddexp(sums, jax.nn.logsumexp(jnp.where(new, z, -jnp.inf), axis=1)), None
 
         return jax.lax.scan(add, jnp.full(source.hidden.shape[:1], -jnp.inf), starts)[0]
 
@@ -107,8 +106,7 @@ def logp_of_tokens(source: Distribution, tokens: jax.Array, block: int = BLOCK) 
 
     @jax.checkpoint
     def add(sums: tuple[jax.Array, jax.Array], each: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-        z = logits_of_block(source, *each)
-        at = tokens - each[1]
+        z, at = logits_of_block(source, *each), tokens - each[1]
         inside = (at >= 0) & (at < block)
         own = jnp.take_along_axis(z, jnp.clip(at, 0, block - 1), axis=1)
         total = jnp.logaddexp(sums[0], jax.nn.logsumexp(z, axis=1))
@@ -199,8 +197,7 @@ def _logits(source: _Arrays, softcap: float, form: _Form, start: jax.Array) -> t
     rows = jax.lax.dynamic_slice_in_dim(source.unembedding, first, form.block)
     z = Distribution(*source, softcap).logits_of(rows)
     token = first + jnp.arange(form.block)
-    counts = (token >= start) & (token < form.tokens)
-    return jnp.where(counts, z, NEVER), rows, first
+    return jnp.where((token >= start) & (token < form.tokens), z, NEVER), rows, first
 
 
 def _rows(form: _Form) -> int:

@@ -77,12 +77,9 @@ def check_ids(policy: Policy, ids: Sequence[Sequence[int]], max_new_tokens: int)
     vocabulary = policy.config.vocab_size
     for number, prompt in enumerate(ids):
         if max(prompt) >= vocabulary:
-            raise InputError(
-                f"prompt {number} contains token id {shown(max(prompt))}, but the model's vocabulary has {vocabulary}: "
-                "was it encoded with another tokenizer?"
-            )
-    room = policy.config.max_positions
-    longest = max(map(len, ids))
+            but = f"but the model's vocabulary has {vocabulary}: was it encoded with another tokenizer?"
+            raise InputError(f"prompt {number} contains token id {shown(max(prompt))}, {but}")
+    room, longest = policy.config.max_positions, max(map(len, ids))
     if room and longest + max_new_tokens > room:
         raise InputError(
             f"prompt {max(range(len(ids)), key=lambda i: len(ids[i]))} has {longest} tokens and max_new_tokens is "
@@ -164,9 +161,8 @@ def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
         if not isinstance(request.begun, Tokens):
             raise InputError(f"{name}: begun is a {type(request.begun).__name__}, but must be Tokens")
         if not isinstance(request.prompt, tuple) or not request.prompt:
-            raise InputError(
-                f"{name}: the prompt is {shown(request.prompt)}, but must be a tuple of token ids, not empty"
-            )
+            why = f"{name}: the prompt is {shown(request.prompt)}, but must be a tuple of token ids, not empty"
+            raise InputError(why)
         if request.prompt not in seen:
             _check_ids(name, np.asarray(request.prompt), vocabulary)
             seen.add(request.prompt)
@@ -176,12 +172,9 @@ def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
 
 def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> None:
     if ids.dtype.kind not in "iu" or ids.ndim != 1:
-        raise InputError(
-            f"{name}: its tokens are {shown(ids.tolist())}, but must be token ids, which are whole numbers"
-        )
+        why = f"{name}: its tokens are {shown(ids.tolist())}, but must be token ids, which are whole numbers"
+        raise InputError(why)
     wrong = ids[(ids < 0) | (ids >= vocabulary)]
     if wrong.size:
-        raise InputError(
-            f"{name} contains the token id {wrong[0]}, but the model's vocabulary has {vocabulary}: was it encoded "
-            "with another tokenizer?"
-        )
+        but = f"but the model's vocabulary has {vocabulary}: was it encoded with another tokenizer?"
+        raise InputError(f"{name} contains the token id {wrong[0]}, {but}")

@@ -22,14 +22,8 @@ from jaxrl_llm.models.layers.recurrent import State, step_flow
 from jaxrl_llm.models.placement import in_place
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
-from jaxrl_llm.sampling.kv_cache import (
-    LayerCache,
-    PrefixCache,
-    PrefixSlots,
-    cascade_attention,
-    no_experts,
-    take_columns,
-)
+from jaxrl_llm.sampling.draw.logits import where_rows
+from jaxrl_llm.sampling.kv_cache import Layers, PrefixCache, PrefixSlots, cascade_attention, no_experts, take_columns
 from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.two_model_decode import empty_layers, run
 
@@ -38,7 +32,7 @@ class RingCache(NamedTuple):
     """The ring KV cache and the tokens drawn. A token drawn at step s is in column s mod T."""
 
     step: Array  # int32[], number of steps so far
-    layers: tuple[LayerCache | State | None, ...]
+    layers: Layers
     drawn: Drawn  # each [B, T]
 
 
@@ -94,13 +88,12 @@ def _append(
 ) -> tuple[Drawn, RowState]:
     """Append a token to the rows `which`, bool[B]; rows.own counts the tokens before it."""
     if policy.thinking is not None and new.thoughts is not None:
-        thought = jnp.where(which[:, None, None], new.thoughts, jnp.asarray(rows.thought))
+        thought = where_rows(which, new.thoughts, jnp.asarray(rows.thought))
         ended = which & (new.token == policy.thinking.end_token(policy.tokenizer))
         rows = rows._replace(thinking=jnp.asarray(rows.thinking) & ~ended, thought=thought)
 
     def put(old: Array, x: Array) -> Array:
-        before = jax.lax.dynamic_slice_in_dim(old, column, 1, axis=1)
-        new = jnp.where(jnp.expand_dims(which, tuple(range(1, old.ndim))), x[:, None], before)
+        new = where_rows(which, x[:, None], jax.lax.dynamic_slice_in_dim(old, column, 1, axis=1))
         return jax.lax.dynamic_update_slice_in_dim(old, new, column, axis=1)
 
     ends = jnp.any(new.token[:, None] == stop_tokens[None, :], axis=1) | (rows.own + 1 >= rows.limit)
@@ -136,10 +129,7 @@ def states_of_prompts(
     """The layers of the ring KV cache (donated), where fresh rows carry what their prompts left."""
     slot = _slot_of_row(prefix_cache, prefix_slots, rows.own.shape[0])
     fresh = rows.fresh & ~rows.done
-
-    def begun(old: Array, of_prompts: Array) -> Array:
-        return jnp.where(jnp.expand_dims(fresh, tuple(range(1, old.ndim))), of_prompts[slot].astype(old.dtype), old)
-
+    begun = lambda old, of_prompts: where_rows(fresh, of_prompts[slot].astype(old.dtype), old)  # noqa: E731
     pairs = zip(layers, prefix_cache.layers, strict=True)
     return tuple(jax.tree.map(begun, own, prefix) if isinstance(own, State) else own for own, prefix in pairs)
 
@@ -205,18 +195,16 @@ def decode(
         """
         return rotations_of(policy.config, (rows.prompt + rows.own)[:, None])
 
-    def unfinished(carry: tuple[RingCache, RowState, LoopCounts, Any]) -> Array:
-        return (carry[2].steps < most) & (jnp.sum(carry[1].done) < leave_at)
+    unfinished = lambda carry: (carry[2].steps < most) & (jnp.sum(carry[1].done) < leave_at)  # noqa: E731
 
     def advance(carry: tuple[RingCache, RowState, LoopCounts, Any]) -> tuple[RingCache, RowState, LoopCounts, Any]:
         ring_cache, rows, counts, rotated = carry
         position = rows.prompt + rows.own
 
-        def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, LayerCache]:
+        def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, Any]:
             own, prefix = memory
-            return cascade_attention(
-                q, k, v, own, prefix, prefix_slots, rows.own, prefix_cache.length, position, ring_cache.step, how
-            )
+            lengths = rows.own, prefix_cache.length, position, ring_cache.step
+            return cascade_attention(q, k, v, own, prefix, prefix_slots, *lengths, how)
 
         pairs = zip(ring_cache.layers, prefix_cache.layers, strict=True)
         memory = tuple(own if isinstance(own, State) else (own, prefix) for own, prefix in pairs)

@@ -81,13 +81,11 @@ class Engine:
     def _allocate(self, size: Size) -> None:
         shape, weights = size.shape, self.weights
         self.size, self.shape, self.schedule = size, shape, Schedule((), shape)
-        self.prefix_cache = weights.zeros(
-            empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record
-        )
-        own = self.policy, shape.rows, size.tokens, self.dtype, self.record, self.ranked
-        self.ring_cache = weights.zeros(empty_ring_cache, *own)
+        own, how = (self.policy, shape.rows, size.tokens), (self.dtype, self.record)
+        self.prefix_cache = weights.zeros(empty_prefix_cache, self.policy, shape.prompts, size.width, *how)
+        self.ring_cache = weights.zeros(empty_ring_cache, *own, *how, self.ranked)
         self.rows = no_rows(shape.rows, self.policy.thinking)
-        beside = empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record
+        beside = empty_ring_cache, self.policy, size.parked, size.tokens, *how
         self.kept = store_of(self.policy, weights, beside, size.parked)  # rows that ended
         self.steps = 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
@@ -99,9 +97,8 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Queue a request. Returns its number, which is the index of its completion."""
         if request.fixed:
-            raise InputError(
-                "only a masked-diffusion model writes around fixed tokens: let a completion begin with them"
-            )
+            why = "only a masked-diffusion model writes around fixed tokens: let a completion begin with them"
+            raise InputError(why)
         number, self._submitted = self._submitted, self._submitted + 1
         self.stats.asked += 1
         # What the request brings after earlier turns may be given to it, and end it.
@@ -170,14 +167,13 @@ class Engine:
         """Give free rows to waiting requests, and fill the caches with their prompts and the tokens they begin with."""
         row_for = partial(self.kept.row_for, self.requests, self.steps, self.shortest)
         assigned, new_prompts = self.schedule.admit(row_for) if self.turns else self.schedule.admit()
-        self.prefix_cache = prefill_prompts(
-            self.policy, self.weights, self.prefix_cache, new_prompts, self.size, self.stats
-        )
+        own = self.policy, self.weights
+        self.prefix_cache = prefill_prompts(*own, self.prefix_cache, new_prompts, self.size, self.stats)
         self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
         if begun or self.kept.rows:
-            own = Resuming(self.policy, self.weights, self.prefix_cache, self.requests, self.shape, self.stats)
-            self.ring_cache = resume_rows(own, self.kept, self.ring_cache, begun, assigned, self.steps, self.shortest)
+            of = Resuming(*own, self.prefix_cache, self.requests, self.shape, self.stats)
+            self.ring_cache = resume_rows(of, self.kept, self.ring_cache, begun, assigned, self.steps, self.shortest)
         if assigned:
             self.rows = begun_rows(self.rows, assigned, self.requests, self.policy.thinking)
 
@@ -198,13 +194,13 @@ class Engine:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)
         numbers = self.weights.spread(jax.device_put(self.rows))
-        shared = self.policy, self.weights.loop, self.prefix_cache, slots
+        held: Any = self.prefix_cache, slots
         if fresh:
-            self.ring_cache, numbers = first_tokens(
-                self.policy, self.weights, self.prefix_cache, slots, self.ring_cache, numbers, self.settings
-            )
+            own: Any = self.ring_cache, numbers, self.settings
+            self.ring_cache, numbers = first_tokens(self.policy, self.weights, *held, *own)
         limits = jax.device_put((np.int32(leave_at), np.int32(chunk)))
-        self.ring_cache, *found = decode(*shared, self.ring_cache, numbers, self.settings, *limits)
+        own = self.ring_cache, numbers, self.settings
+        self.ring_cache, *found = decode(self.policy, self.weights.loop, *held, *own, *limits)
         self.rows, counts = self.weights.fetched(found)
         self.steps += int(counts.steps)
         # A row whose logits are not finite has the token -1: raise now, not when the row is done.

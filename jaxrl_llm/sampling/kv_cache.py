@@ -36,11 +36,14 @@ class LayerCache(NamedTuple):
     value_scale: Array | None = None  # f32[N, K, S]
 
 
+Layers = tuple[LayerCache | State | None, ...]  # None of layers that attend to the keys of others
+
+
 class PrefixCache(NamedTuple):
     """Keys and values of each prompt, stored once. Layers with a sliding window store only the end of a prompt, and
     those that carry a state that at its end."""
 
-    layers: tuple[LayerCache | State | None, ...]
+    layers: Layers
     length: Array  # int32[P], tokens of the prompt
     hidden: Array  # [P, D], last hidden state of the prompt, from which first tokens are drawn
     experts: Array | None = None  # int[P, S, layers, k], of the tokens of prompts; None: not recorded
@@ -80,7 +83,7 @@ def columns(config: ModelConfig, layer: int, most: int) -> int:
     return min(most, window) if window else most
 
 
-def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerCache | State | None, ...]:
+def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> Layers:
     """Empty caches for `most` tokens of each row in every layer. dtype: floating, or int8.
 
     A `State` for layers that carry one; None for layers that attend to the keys of others.
@@ -106,8 +109,7 @@ def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerC
 
 def no_experts(config: ModelConfig, rows: int, tokens: int) -> Array:
     """int[rows, tokens, layers, k]: room for the experts of tokens, in `moe.index_dtype`; none are known."""
-    shape = (rows, tokens, config.num_layers, config.experts_per_token)
-    return jnp.full(shape, NOT_RECORDED, index_dtype(config))
+    return jnp.full((rows, tokens, config.num_layers, config.experts_per_token), NOT_RECORDED, index_dtype(config))
 
 
 @jax.named_scope("cache")
@@ -175,8 +177,7 @@ def cascade_attention(
     """
     B, _, H, h = q.shape
     P, K = prefix.keys.shape[:2]
-    g = v.shape[3]
-    W = (B if prefix_slots is None else prefix_slots.row.shape[0]) // P
+    g, W = v.shape[3], (B if prefix_slots is None else prefix_slots.row.shape[0]) // P
     q = q.reshape(B, K, H // K, h)
     order, back = (None, None) if prefix_slots is None else (prefix_slots.row, prefix_slots.of_row)
     q_of_slots = rearranged(q, order, (P, W)).swapaxes(1, 2)  # [P, K, W, R, h]

@@ -45,9 +45,7 @@ def write_completions(
     terminal = out.isatty() and not as_json
     alone = terminal and len(asked.requests) == 1
     shown = ""
-
-    def text_of(tokens: np.ndarray) -> str:
-        return str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+    text_of = lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))  # noqa: E731
 
     def watch(request: int, tokens: np.ndarray) -> None:
         nonlocal shown
@@ -112,8 +110,7 @@ def unseen(shown: str, text: str) -> str:
     """
     if shown.startswith(text):
         return ""
-    alike = next((i for i, (a, b) in enumerate(zip(shown, text, strict=False)) if a != b), len(shown))
-    return text[alike:]
+    return text[next((i for i, (a, b) in enumerate(zip(shown, text, strict=False)) if a != b), len(shown)) :]
 
 
 def throughput_line(stats: Stats) -> str:
@@ -135,11 +132,6 @@ def _show(out: TextIO, shown: str, text: str) -> str:
 
 def _as_dict(completion: Completion, text: str, prompt: str, number: int) -> dict[str, Any]:
     logp = completion.tokens.logp
-    return {
-        "prompt": prompt,
-        "sample": number,
-        "text": text,
-        "ended": completion.ended,
-        "tokens": completion.tokens.size,
-        "mean_logp": float(np.mean(logp, dtype=np.float64)) if logp.size else None,
-    }
+    mean = float(np.mean(logp, dtype=np.float64)) if logp.size else None
+    found = {"prompt": prompt, "sample": number, "text": text, "ended": completion.ended}
+    return {**found, "tokens": completion.tokens.size, "mean_logp": mean}

@@ -49,8 +49,7 @@ def prefill_prompts(
     """
     widths: dict[int, list[tuple[int, list[int], int]]] = {}
     for slot, (prompt, adapter) in prompts:
-        ids = list(prompt)
-        width = size.width
+        ids, width = list(prompt), size.width
         while width % 2 == 0 and width // 2 >= max(len(ids), 32):
             width //= 2
         widths.setdefault(width, []).append((slot, ids, adapter))
@@ -64,8 +63,7 @@ def prefill_prompts(
             length = np.asarray([len(ids) for _, ids, _ in part] + [1] * padding, np.int32)
             into = np.asarray([slot for slot, _, _ in part] + [size.shape.prompts] * padding, np.int32)
             numbers = np.asarray([number for _, _, number in part] + [0] * padding, np.int32)
-            own = numbers if are_by_row(policy, weights.prompts) else None
-            arrays = weights.spread((tokens, length, into, own))
+            arrays = weights.spread((tokens, length, into, numbers if are_by_row(policy, weights.prompts) else None))
             prefix_cache = prefill(policy, weights.prompts, prefix_cache, *arrays)
             stats.prompts += len(part)
             stats.prompt_tokens += sum(len(ids) for _, ids, _ in part)
@@ -79,8 +77,7 @@ def first_tokens(
 ) -> tuple[RingCache, RowState]:  # fmt: skip
     """The ring KV cache (donated) and the rows, of which fresh ones now have a token, and what their prompts left."""
     if policy.config.recurrent:
-        layers = states_of_prompts(prefix_cache, prefix_slots, ring_cache.layers, rows)
-        ring_cache = ring_cache._replace(layers=layers)
+        ring_cache = ring_cache._replace(layers=states_of_prompts(prefix_cache, prefix_slots, ring_cache.layers, rows))
     ends = weights.spread(ends_of_prompts(prefix_cache, prefix_slots, rows))
     drawn, rows = begin(policy, weights.loop, ends, ring_cache.drawn, ring_cache.step, rows, settings)
     return ring_cache._replace(drawn=drawn), rows
@@ -94,12 +91,9 @@ def prompts_together(width: int, slots: int, devices: int) -> int:
 
 def empty_prefix_cache(policy: Policy, prompts: int, length: int, dtype: Any, record: bool = False) -> PrefixCache:
     """An empty prefix cache with slots for `prompts` prompts of at most `length` tokens. record: also their experts."""
-    return PrefixCache(
-        empty_layers(policy, prompts, length, dtype),
-        jnp.zeros(prompts, jnp.int32),
-        jnp.zeros((prompts, width(policy)), policy.activation_dtype),
-        no_experts(policy.config, prompts, length) if record else None,
-    )
+    layers, none = empty_layers(policy, prompts, length, dtype), jnp.zeros(prompts, jnp.int32)
+    hidden = jnp.zeros((prompts, width(policy)), policy.activation_dtype)
+    return PrefixCache(layers, none, hidden, no_experts(policy.config, prompts, length) if record else None)
 
 
 @jax.jit(static_argnames=("policy",), donate_argnames=("prefix_cache",))
@@ -139,15 +133,12 @@ def prefill(
 
         return each(at_slots, store, new)
 
-    layers = tuple(
-        None if store is None else put(store, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers)
-    )
-    return PrefixCache(
-        layers,
-        prefix_cache.length.at[into].set(length, mode="drop"),
-        prefix_cache.hidden.at[into].set(last, mode="drop"),
-        None if kept is None else kept.at[into, : tokens.shape[1]].set(experts, mode="drop"),
-    )
+    stores = enumerate(prefix_cache.layers)
+    layers = tuple(None if store is None else put(store, of_layer(kvs, number)) for number, store in stores)
+    lengths = prefix_cache.length.at[into].set(length, mode="drop")
+    states = prefix_cache.hidden.at[into].set(last, mode="drop")
+    kept = None if kept is None else kept.at[into, : tokens.shape[1]].set(experts, mode="drop")
+    return PrefixCache(layers, lengths, states, kept)
 
 
 def causal_pass(
@@ -166,22 +157,17 @@ def causal_pass(
         # The mesh of the sampler is that of the arrays: it may be one host's.
         attention = by_kernel(config, causal_tokens(length, L), L * (L + 1) // 2, None, SAMPLED_ROWS)
         placed = between_layers(placed, mesh_of(None, tokens), R, L)
-
-    def attend(q: Array, k: Array, v: Array, memory: None, how: Weighing) -> tuple[Array, tuple[Array, Array]]:
-        return attention(q, k, v, None, how)[0], (k, v)
-
+    attend = lambda q, k, v, memory, how: (attention(q, k, v, None, how)[0], (k, v))  # noqa: E731
     flow = rows_flow(length) if config.recurrent else None
-    hidden, kvs = run(
-        policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow, mixed=mixed
-    )
+    beside: dict[str, Any] = {"record": record, "placement": placed, "flow": flow, "mixed": mixed}
+    hidden, kvs = run(policy, params, tokens, positions, attend, **beside)
     return (hidden, *kvs) if record else (hidden, kvs, None)
 
 
 def dense(policy: Policy, positions: Array, length: Array) -> Attend:
     """Attention by a mask of all pairs of tokens. positions: int32[R, L]; length: int32[R]."""
     config = policy.config
-    real = positions < length[:, None]
-    seen = real[:, None, :] & (positions[:, :, None] >= positions[:, None, :])
+    seen = (positions < length[:, None])[:, None, :] & (positions[:, :, None] >= positions[:, None, :])
     distance = positions[:, :, None] - positions[:, None, :]
 
     def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, None]:
@@ -193,6 +179,4 @@ def dense(policy: Policy, positions: Array, length: Array) -> Attend:
 
 def of_layer(kvs: Any, number: int) -> tuple[Array, Array]:
     """Keys and values of one layer, given a tuple of pairs or a pair of stacked arrays."""
-    if isinstance(kvs[0], tuple):
-        return kvs[number]
-    return kvs[0][number], kvs[1][number]
+    return kvs[number] if isinstance(kvs[0], tuple) else (kvs[0][number], kvs[1][number])

@@ -135,9 +135,8 @@ class Completion:
 
 def as_tokens(drawn: Any, row: int, count: int, policy_step: int) -> Tokens:
     """The last `count` tokens of one row of the result of `decode.finished`, a `Drawn`."""
-    of_row: dict[str, Any] = {
-        name: None if x is None else np.array(x[row, x.shape[1] - count :]) for name, x in drawn._asdict().items()
-    }
+    last = lambda x: None if x is None else np.array(x[row, x.shape[1] - count :])  # noqa: E731
+    of_row: dict[str, Any] = {name: last(x) for name, x in drawn._asdict().items()}
     return Tokens(policy_step=np.full(count, policy_step, np.int32), **of_row)
 
 
@@ -147,10 +146,6 @@ def first_not_finite(tokens: Tokens) -> int | None:
     For such logits the sampler returns the token -1 or a log-probability or entropy that is not finite. `floor` is -inf
     where no token was dropped, so it is not checked.
     """
-    good = (
-        (tokens.token >= 0)
-        & np.isfinite(tokens.logp)
-        & np.isfinite(tokens.entropy)
-        & np.isfinite(tokens.untruncated_logp)
-    )
+    finite = map(np.isfinite, (tokens.logp, tokens.entropy, tokens.untruncated_logp))
+    good = np.all([tokens.token >= 0, *finite], axis=0)
     return None if good.all() else int(np.argmin(good))

@@ -25,8 +25,7 @@ def experts_of_prompts(
     if not prompts or prefix_cache.experts is None:
         return {}
     slots = np.asarray([slot for slot, _ in prompts], np.int32)
-    index = np.resize(slots, bucket(len(slots), 1, 1))
-    found = np.asarray(weights.fetched(_rows(prefix_cache.experts, index)))
+    found = np.asarray(weights.fetched(_rows(prefix_cache.experts, np.resize(slots, bucket(len(slots), 1, 1)))))
     return {prefix: found[i, : len(prefix.prompt)].copy() for i, (_, prefix) in enumerate(prompts)}
 
 

@@ -18,16 +18,8 @@ from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.models.checks import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
+from jaxrl_llm.sampling import checks
 from jaxrl_llm.sampling.batch import BatchRow, assemble
-from jaxrl_llm.sampling.checks import (
-    allowed_tokens,
-    check_ids,
-    check_numbers,
-    check_prompts,
-    check_running,
-    checked_prompt_ids,
-    checked_stop_tokens,
-)
 from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
 from jaxrl_llm.sampling.engine import Cut
@@ -121,7 +113,7 @@ def sample(
     Raises InputError for settings out of range, empty prompts, and prompts that leave no room in the context.
     """
     check_params(policy, params)
-    check_running(slots, policy_step, cache_dtype, mesh, stats, on_completion)
+    checks.check_running(slots, policy_step, cache_dtype, mesh, stats, on_completion)
     kind_of(weight_dtype)
     check_number("speculative_tokens", speculative_tokens, least=0, most=64, whole=True)
     asked = requests_of(
@@ -184,11 +176,11 @@ def requests_of(
     """The arguments of `stream` for these arguments of `sample`. Raises InputError as `sample` does."""
     check_policy(policy)
     check_key(key)
-    check_numbers(group_size, max_new_tokens, temperature, top_p, top_k, min_p)
-    check_prompts(policy, prompts, stop)
+    checks.check_numbers(group_size, max_new_tokens, temperature, top_p, top_k, min_p)
+    checks.check_prompts(policy, prompts, stop)
     ids = [encode_prompt(policy.tokenizer, one, system_prompt=system_prompt, format=format) for one in prompts]
-    check_ids(policy, ids, max_new_tokens)
-    names = checked_prompt_ids(prompt_ids, len(ids))
+    checks.check_ids(policy, ids, max_new_tokens)
+    names = checks.checked_prompt_ids(prompt_ids, len(ids))
     settings = settings_of(policy, key, temperature, top_p, top_k, min_p, stop_token_ids, allowed)
     # A prompt id that occurs twice gets new sample numbers, hence new noise.
     seen: Counter[int] = Counter()
@@ -212,15 +204,11 @@ def settings_of(
 ) -> DrawSettings:
     """The engine's `DrawSettings`; the arguments are those of `sample`."""
     truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
-    mask = None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size)
+    mask = None if allowed is None else checks.allowed_tokens(allowed, policy.config.vocab_size)
     limits: Any = np.int32(top_k), np.float32(top_p), np.float32(min_p)
-    return DrawSettings(
-        seed=seed_of(key),
-        temperature=jax.device_put(np.float32(temperature)),
-        filters=jax.device_put(Filters(*limits)) if truncating else None,
-        allowed=mask,
-        stop_tokens=jax.device_put(np.asarray(checked_stop_tokens(stop_token_ids, policy), np.int32)),
-    )
+    stop = np.asarray(checks.checked_stop_tokens(stop_token_ids, policy), np.int32)
+    heat, filters = jax.device_put((np.float32(temperature), Filters(*limits) if truncating else None))
+    return DrawSettings(seed_of(key), heat, filters, mask, jax.device_put(stop))
 
 
 def cut_at(tokenizer: Any, stop: Sequence[str]) -> Cut:

@@ -111,10 +111,8 @@ class Schedule:
 
     def _slot_for(self, prompt: Hashable) -> int:
         """The free slot that still holds the prompt, else the least recently used one."""
-        for slot in self.free_slots:
-            if self.holds.get(slot) == prompt:
-                return slot
-        return min(self.free_slots, key=lambda slot: self.left.get(slot, -1))
+        own = (slot for slot in self.free_slots if self.holds.get(slot) == prompt)
+        return next(own, min(self.free_slots, key=lambda slot: self.left.get(slot, -1)))
 
     def release(self, row: int) -> None:
         """Free a row. Its prompt slot becomes free when no row is in it, and none waits or the prompt has another."""
@@ -122,9 +120,8 @@ class Schedule:
         prompt = self.prompt_of.pop(request)
         slot = prefix_slot // self.shape.slots_per_prompt
         self.free_rows = sorted([*self.free_rows, row])
-        self.free_prefix_slots[slot] = sorted(
-            [*self.free_prefix_slots[slot], prefix_slot % self.shape.slots_per_prompt]
-        )
+        place = prefix_slot % self.shape.slots_per_prompt
+        self.free_prefix_slots[slot] = sorted([*self.free_prefix_slots[slot], place])
         self._leave(prompt, slot)
 
     def _leave(self, prompt: Hashable, slot: int) -> None:

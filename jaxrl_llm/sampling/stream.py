@@ -70,11 +70,8 @@ def stream(
     ):
         if not isinstance(value, kind):
             raise InputError(f"{name} is a {type(value).__name__}, but must be the result of {made}")
-    for name, number, least in (
-        ("slots", slots, 0),
-        ("chunk", chunk, 1),
-        ("speculative_tokens", speculative_tokens, 0),
-    ):
+    least_of = {"slots": (slots, 0), "chunk": (chunk, 1), "speculative_tokens": (speculative_tokens, 0)}
+    for name, (number, least) in least_of.items():
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
             raise InputError(f"{name} is {shown(number)}, but must be a whole number, at least {least}")
     check_requests(requests, policy.config.vocab_size)
@@ -90,9 +87,8 @@ def stream(
                 for index, request in enumerate(requests):
                     yield Completion(index, request.begun, False, request.limit)
                 return
-            devices = row_shards(weights.mesh, SAMPLED_ROWS)
             engine = engine_of(
-                policy, weights, settings, size_for(open_ones, slots, devices, shape),
+                policy, weights, settings, size_for(open_ones, slots, row_shards(weights.mesh, SAMPLED_ROWS), shape),
                 cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,
                 speculative_tokens=speculative_tokens, drafts=drafts, record_experts=record_experts,
             )  # fmt: skip

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers.attention import Attend
-from jaxrl_llm.models.layers.recurrent import State
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.kv_cache import LayerCache, empty
+from jaxrl_llm.sampling.kv_cache import Layers, empty
 from jaxrl_llm.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def width(policy: Policy) -> int:
     return policy.config.hidden_size * (2 if is_pair(policy) else 1)
 
 
-def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> tuple[LayerCache | State | None, ...]:
+def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> Layers:
     """Empty caches of all layers, see `kv_cache.empty`."""
     first = empty(policy.config, rows, most, dtype)
     return first + empty(policy.config, rows, most, dtype) if is_pair(policy) else first
@@ -48,14 +47,12 @@ def run(
     if not is_pair(policy):
         return policy.run(params, tokens, positions, attend, memory, record=record, **options)
     if record:
-        raise InputError(
-            'experts are not recorded beside a second policy, which the hook reads: set routing_replay to "none"'
-        )
-    n, found = policy.config.num_layers, []
-    memories = (None, None) if memory is None else (memory[:n], memory[n:])
-    for weights, remembered in zip((params, params["other"]), memories, strict=True):
-        found.append(policy.run(weights, tokens, positions, attend, remembered, **options))
-    (hidden, layers), (other, others) = found
+        why = 'experts are not recorded beside a second policy, which the hook reads: set routing_replay to "none"'
+        raise InputError(why)
+    n = policy.config.num_layers
+    first, second = (None, None) if memory is None else (memory[:n], memory[n:])
+    hidden, layers = policy.run(params, tokens, positions, attend, first, **options)
+    other, others = policy.run(params["other"], tokens, positions, attend, second, **options)
     if isinstance(params["layers"], tuple) or policy.config.kinds:
         layers += others
     else:  # stacked along their first axis
@@ -73,17 +70,12 @@ def of_both(policy: Policy, params: Params, hidden: Array) -> list[tuple[Params,
 
 def beside(first: Weights, second: Weights) -> Weights:
     """The weights of the engine for both policies."""
-    return first._replace(
-        prompts=first.prompts | {"other": second.prompts},
-        loop=first.loop | {"other": second.loop},
-        moved_bytes=first.moved_bytes + second.moved_bytes,
-        moved_seconds=first.moved_seconds + second.moved_seconds,
-    )
+    both = {name: getattr(first, name) | {"other": getattr(second, name)} for name in ("prompts", "loop")}
+    moved = {name: getattr(first, name) + getattr(second, name) for name in ("moved_bytes", "moved_seconds")}
+    return first._replace(**both, **moved)
 
 
 def alone(weights: Weights) -> Weights:
     """These weights without those of a second policy."""
-    prompts, loop = (
-        {name: x for name, x in tree.items() if name != "other"} for tree in (weights.prompts, weights.loop)
-    )
-    return weights._replace(prompts=prompts, loop=loop)
+    own = lambda params: {name: x for name, x in params.items() if name != "other"}  # noqa: E731
+    return weights._replace(prompts=own(weights.prompts), loop=own(weights.loop))

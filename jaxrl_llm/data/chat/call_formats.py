@@ -14,14 +14,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from jaxrl_llm.data.chat.call_syntax import (
-    CallSyntax,
-    braced_arguments,
-    json_arguments,
-    named_arguments,
-    read_syntax,
-    tagged_arguments,
-)
+from jaxrl_llm.data.chat import call_syntax
+from jaxrl_llm.data.chat.call_syntax import CallSyntax, json_arguments, named_arguments, read_syntax, tagged_arguments
 from jaxrl_llm.data.chat.lenient import CallFormat, Calls, read_calls
 from jaxrl_llm.data.chat.messages import Message
 from jaxrl_llm.data.chat.rendering import Rendering
@@ -111,7 +105,7 @@ _HARMONY = CallSyntax(
     r"\s*(?=<\|(?:call|start)\|>|\Z)",
 )
 _GEMMA = CallSyntax(
-    r"<\|tool_call>\s*", r"call:\s*(?P<name>[\w.-]+)\s*\{", braced_arguments, r"\}(?=\s*<tool_call\|>|\Z)",
+    r"<\|tool_call>\s*", r"call:\s*(?P<name>[\w.-]+)\s*\{", call_syntax.braced_arguments, r"\}(?=\s*<tool_call\|>|\Z)",
     r"\s*<tool_call\|>",
 )  # fmt: skip
 _DEEPSEEK = CallSyntax(
@@ -157,14 +151,8 @@ FORMATS = (
 Parse = Callable[[Sequence[int]], Any]  # token ids of a reply -> a `renderers.ParsedResponse`
 
 _ASKED: Message = {"role": "user", "content": "x"}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look.",
-        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "at": {"type": "string"}}},
-    },
-}
+_TEXTS = {"type": "object", "properties": {"text": {"type": "string"}, "at": {"type": "string"}}}
+_TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": _TEXTS}}
 
 
 def parser_of(rendering: Rendering, tools: Sequence[Mapping[str, Any]]) -> Parse | None:
@@ -206,8 +194,7 @@ def _reads(rendering: Rendering, renderer: Any) -> bool:
         return renderer.parse_response(ids, tools=[_TOOL["function"]], prompt_ids=rendering.encode(begun))
 
     def call(number: int, **arguments: str) -> dict[str, Any]:
-        own = {"name": "look", "arguments": arguments}
-        return {"type": "function", "id": f"call0000{number}", "function": own}
+        return {"type": "function", "id": f"call0000{number}", "function": {"name": "look", "arguments": arguments}}
 
     wanted = [{"text": "at it", "at": "3\n4"}, {"text": "<b>"}]
     for count in (1, 2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -29,14 +30,9 @@ def is_conversation(prompt: Any) -> bool:
 
     A message that calls tools may have no content.
     """
-    return (
-        isinstance(prompt, list | tuple)
-        and len(prompt) > 0
-        and all(
-            isinstance(message, dict) and "role" in message and ("content" in message or message.get("tool_calls"))
-            for message in prompt
-        )
-    )
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return False
+    return all(isinstance(x, dict) and "role" in x and ("content" in x or x.get("tool_calls")) for x in prompt)
 
 
 def whole_text(row: Mapping[str, Any]) -> str | None:
@@ -181,8 +177,7 @@ def is_rendered(tokenizer: Any, prompt: Any) -> bool:
 
 def format_notes(tokenizer: Any, rows: Sequence[Mapping[str, Any]], format: PromptFormat) -> list[str]:
     """What is odd about the format of these rows, a line each."""
-    notes = []
-    chat = format.kind == "chat" and has_chat_template(tokenizer)
+    notes, chat = [], format.kind == "chat" and has_chat_template(tokenizer)
     count = sum(is_rendered(tokenizer, row.get("prompt")) for row in rows) if chat else 0
     if count:
         notes.append(
@@ -226,12 +221,10 @@ def row_tools(row: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
 def from_json(value: Any) -> Any:
     """What a text says that is JSON; other values, and other texts, as they are."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def _added(tokenizer: Any) -> tuple[list[int], list[int]]:

@@ -34,11 +34,8 @@ def control_tokens(tokenizer: Any, template: str | None = None) -> tuple[str, ..
     known = _made.setdefault(tokenizer, {}) if added else {}
     if key not in known:
         named = set(getattr(tokenizer, "chat_control_tokens", None) or ())
-        texts = {
-            token.content
-            for token in added.values()
-            if token.special or token.content in named or (token.content in template and not token.content.isspace())
-        }
+        written = lambda text: text in template and not text.isspace()  # noqa: E731
+        texts = {x.content for x in added.values() if x.special or x.content in named or written(x.content)}
         known[key] = tuple(sorted(texts - {""}, key=lambda text: (-len(text), text)))
     return known[key]
 
@@ -117,8 +114,7 @@ def _renamed(tokenizer: Any, control: tuple[str, ...], live: Mapping[str, str]) 
             model["merges"] = [pair for pair, (a, b) in pairs if a not in live and b not in live and a + b not in live]
         made = Tokenizer.from_str(json.dumps(spec))
         if any(made.token_to_id(name) != tokenizer.convert_tokens_to_ids(text) for text, name in live.items()):
-            raise InputError(
-                "a text holds control tokens, which this kind of tokenizer cannot read as text: remove them"
-            )
+            why = "a text holds control tokens, which this kind of tokenizer cannot read as text: remove them"
+            raise InputError(why)
         known["renamed", control] = made
     return known["renamed", control]

@@ -70,8 +70,7 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int, bool]:
         added.append(found.start() + len(added))  # in the longer text
         return "\\\\"
 
-    longer = _ESCAPE.sub(escaped, text[start:])
-    value, stop = _decoded(_LENIENT, longer)
+    value, stop = _decoded(_LENIENT, _ESCAPE.sub(escaped, text[start:]))
     return value, start + stop - sum(place < stop for place in added), True
 
 
@@ -172,5 +171,4 @@ def _values(text: str, start: int, form: CallFormat) -> tuple[list[Value], int]:
             found.append((value, loose, text[place:stop]))
         except ValueError as error:
             found.append((error, False, text[place:end]))
-    broken = ValueError("it is no JSON")
-    return found or [(broken, False, text[start:end])], max(end, stop)
+    return found or [(ValueError("it is no JSON"), False, text[start:end])], max(end, stop)

@@ -44,10 +44,8 @@ def fitted(rendering: Rendering, messages: Sequence[Message]) -> tuple[list[dict
             raise InputError(f"message {number}: its role is {shown(message.get('role'))}, but must be a word")
     shape, marks = _shape(plain)
     forms = _forms(rendering, shape, marks)
-    safe = [
-        message if message["role"] == "assistant" else {**guarded(message, rendering.control), "role": message["role"]}
-        for message in plain
-    ]
+    control = lambda message: () if message["role"] == "assistant" else rendering.control  # noqa: E731
+    safe = [{**guarded(message, control(message)), "role": message["role"]} for message in plain]
     return applied(rendering, safe, forms)
 
 
@@ -57,21 +55,18 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
     A last message of the assistant is continued. InputError for messages that the template drops or rejects, and for a
     last message that calls tools.
     """
-    if not messages or messages[-1].get("role") != "assistant":
-        given, instead = fitted(rendering, messages)
-        return put(rendering.asked(given), instead)
-    if messages[-1].get("tool_calls"):
-        raise InputError(
-            f"message {len(messages)} calls tools that nothing answers: give their results, or leave it out"
-        )
+    continued = bool(messages) and messages[-1].get("role") == "assistant"
+    if continued and messages[-1].get("tool_calls"):
+        why = f"message {len(messages)} calls tools that nothing answers: give their results, or leave it out"
+        raise InputError(why)
     given, instead = fitted(rendering, messages)
-    last: dict[str, Any] = given[-1]
-    content: Any = last.get("content") or ""
-    end = f"{NONCE}end"
-    parts = isinstance(content, list)
-    said = content[-1]["text"] if isinstance(content, list) else str(content)
+    if not continued:
+        return put(rendering.asked(given), instead)
+    content: Any = given[-1].get("content") or ""
+    end, parts = f"{NONCE}end", isinstance(content, list)
+    said = content[-1]["text"] if parts else str(content)
     longer: Any = [*content[:-1], {**content[-1], "text": said + end}] if parts else said + end
-    begun, found, _ = rendering.written([*given[:-1], {**last, "content": longer}]).rpartition(end)
+    begun, found, _ = rendering.written([*given[:-1], {**given[-1], "content": longer}]).rpartition(end)
     if not found:
         raise InputError(f"message {len(messages)}: the chat template drops the end of the last reply, to be continued")
     if said.startswith(OPENED) and CLOSED not in said:  # a thought that goes on: no empty one before it

@@ -2,7 +2,7 @@
 
 import datetime
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -103,28 +103,19 @@ class Rendering:
         Contents that are texts become a part each where the template takes parts alone.
         """
         if self._takes_parts_alone:
-            messages = [
-                {**message, "content": parts_of(message.get("content") or "")}
-                if isinstance(message.get("content", ""), str)
-                else message
-                for message in messages
-            ]
+            is_text = lambda message: isinstance(message.get("content", ""), str)  # noqa: E731
+            messages = [{**x, "content": parts_of(x.get("content") or "")} if is_text(x) else x for x in messages]
         return self._rendered(messages, reply)
 
     @property
     def _takes_parts_alone(self) -> bool:
-        def written(content: Any) -> bool:
-            try:
-                return "a question" in self._rendered([{"role": "user", "content": content}], True)
-            except InputError:
-                return False
-
-        known = _takes_parts.setdefault(self.tokenizer, {})
+        known, text = _takes_parts.setdefault(self.tokenizer, {}), "a question"
         if self.template not in known:
-            known[self.template] = not written("a question") and written(parts_of("a question"))
+            plain, parts = ([{"role": "user", "content": content}] for content in (text, parts_of(text)))
+            known[self.template] = not _gives(self._rendered, plain, text) and _gives(self._rendered, parts, text)
         return known[self.template]
 
-    def _rendered(self, messages: Sequence[Message], reply: bool) -> str:
+    def _rendered(self, messages: Sequence[Message], reply: bool = True) -> str:
         schemas = [dict(tool) for tool in guarded(self.tools, self.control)] if self.tools else None
         try:
             text = self.tokenizer.apply_chat_template(
@@ -157,12 +148,9 @@ class Rendering:
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """InputError for options that the chat template does not read: they would change nothing."""
-
-        def read(name: str) -> bool:
-            return re.search(rf"\b{re.escape(name)}\b", self.template) is not None
-
-        if unread := [name for name in options if not read(name)]:
-            known = [name for name in SWITCHES if read(name)]
+        read = {name for name in (*options, *SWITCHES) if re.search(rf"\b{re.escape(name)}\b", self.template)}
+        if unread := [name for name in options if name not in read]:
+            known = [name for name in SWITCHES if name in read]
             raise InputError(
                 f"the chat template does not read {', '.join(unread)}: leave it out"
                 + (f", or give {' or '.join(known)}, which it reads" if known else "")
@@ -173,19 +161,14 @@ class Rendering:
         """Whether the chat template describes the tools to the policy."""
         name = "a_tool_of_no_other_name"
         tool = {"type": "function", "function": {"name": name, "description": name, "parameters": {}}}
-        try:
-            return name in Rendering(self.tokenizer, (tool,), self.format).render([{"role": "user", "content": "x"}])
-        except InputError:
-            return False
+        own = Rendering(self.tokenizer, (tool,), self.format)
+        return _gives(own.render, [{"role": "user", "content": "x"}], name)
 
     @cached_property
     def takes_system(self) -> bool:
         """Whether the chat template writes system messages."""
         text = "a system message of no other text"
-        try:
-            return text in self.render([{"role": "system", "content": text}, {"role": "user", "content": "x"}])
-        except InputError:
-            return False
+        return _gives(self.render, [{"role": "system", "content": text}, {"role": "user", "content": "x"}], text)
 
     @cached_property
     def _turn(self) -> tuple[str, str]:
@@ -229,6 +212,14 @@ class Rendering:
     def written(self, messages: Sequence[Message]) -> str:
         """The text of messages without the beginning of a reply, and without what ends a whole conversation."""
         return self.render(messages, reply=False).removesuffix(self._turn[1])
+
+
+def _gives(render: Callable[[Sequence[Message]], str], messages: Sequence[Message], text: str) -> bool:
+    """Whether messages are rendered with a text; not where the template rejects them."""
+    try:
+        return text in render(messages)
+    except InputError:
+        return False
 
 
 @lru_cache(maxsize=16)

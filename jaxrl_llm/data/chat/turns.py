@@ -20,6 +20,7 @@ from jaxrl_llm.data.chat.rendering import REPLIES, Rendering
 from jaxrl_llm.utils.errors import InputError
 
 _TOLD = "[description of the tools]"
+_SAID: list[Message] = [{"role": "assistant", "content": reply} for reply in REPLIES]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +112,9 @@ class ChatTurns(Rendering):
 
         They are what the template writes after it: where nothing ends a reply, the beginning of the next turn.
         """
-
-        def firsts(*texts: str | None) -> frozenset[int]:
-            return frozenset(first for text in texts for first in self.encode(text or "")[:1]) & self._special
-
         asked, answered = (self._delta([{"role": role, "content": "found 41"}]) for role in ("user", "tool"))
-        return firsts(self.reply_end, asked), firsts(answered)
+        firsts = [self.encode(text or "")[:1] for text in (self.reply_end, asked, answered)]
+        return self._special & {*firsts[0], *firsts[1]}, self._special & {*firsts[2]}
 
     @cached_property
     def stops(self) -> frozenset[int]:
@@ -130,17 +128,15 @@ class ChatTurns(Rendering):
 
     def _delta(self, messages: Sequence[Message]) -> str | None:
         """What the template writes from a reply, without its end, to the beginning of the next; None if not proved."""
-        calls = sum(message.get("role") == "tool" for message in messages)
-        if calls and calls < len(messages) and any(message.get("role") == "tool" for message in messages[calls:]):
+        is_result = [message.get("role") == "tool" for message in messages]
+        calls = sum(is_result)
+        if any(is_result[calls:]):
             return None  # results after another message answer no call
-        numbered = [
-            {**message, "tool_call_id": _call_id(number)} if message.get("role") == "tool" else message
-            for number, message in enumerate(messages)
-        ]
+        numbered = [{**x, "tool_call_id": f"call{n:05d}"} if is_result[n] else x for n, x in enumerate(messages)]
         names = [str(message.get("name") or "look") for message in messages[:calls]]
-        delta = self._after([_called(names, reply) if calls else _said(reply) for reply in REPLIES], numbered)
+        delta = self._after([_called(names, reply) for reply in REPLIES] if calls else _SAID, numbered)
         if delta is None and calls and "tool" in self.template:
-            delta = self._after([_said(reply) for reply in REPLIES], numbered)  # it writes results, but no calls
+            delta = self._after(_SAID, numbered)  # it writes results, but no calls
         contents = [text_of(message.get("content")).strip() for message in messages]
         found = delta or ""  # each of them as it is, or as JSON
         there = all(text in found or json.dumps(text, ensure_ascii=False)[1:-1] in found for text in contents)
@@ -177,17 +173,9 @@ class ChatTurns(Rendering):
         return text[found.end :] if found and found.calls else self.reply_end or ""
 
 
-def _said(reply: str) -> Message:
-    return {"role": "assistant", "content": reply}
-
-
-def _call_id(number: int) -> str:
-    return f"call{number:05d}"  # some templates insist on nine letters and digits
-
-
 def _called(names: Sequence[str], reply: str) -> Message:
-    calls = [
-        {"type": "function", "id": _call_id(n), "function": {"name": name, "arguments": {"text": reply}}}
+    calls = [  # some templates insist on identities of nine letters and digits
+        {"type": "function", "id": f"call{n:05d}", "function": {"name": name, "arguments": {"text": reply}}}
         for n, name in enumerate(names)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}

@@ -40,11 +40,9 @@ def matching_files(pattern: str) -> list[Path]:
     paths = sorted(Path(path) for path in glob.glob(str(Path(pattern).expanduser()), recursive=True))
     if not paths:
         raise InputError(f"no data at {shown(pattern, 200)}: no file matches the pattern")
-    for path in paths:
-        if format_of(path) is None or format_of(path) != format_of(paths[0]):
-            raise InputError(
-                f"{shown(pattern, 200)} matches {path}: all its files must be .jsonl, all .parquet or all .array_record"
-            )
+    if other := [path for path in paths if format_of(path) is None or format_of(path) != format_of(paths[0])]:
+        what = f"{shown(pattern, 200)} matches {other[0]}"
+        raise InputError(f"{what}: all its files must be .jsonl, all .parquet or all .array_record")
     return paths
 
 
@@ -78,24 +76,20 @@ def files_of_folder(folder: Path) -> list[Path]:
         paths = sorted(path for path in place.glob("*") if format_of(path)) if place.is_dir() else []
         if not paths:
             continue
-        formats, splits = {format_of(path) for path in paths}, {_split(path) for path in paths}
-        if len(formats) > 1 or len(splits) > 1:
-            what = "formats" if len(formats) > 1 else "splits"
-            raise InputError(f"{folder} has files of several {what}: give one of {', '.join(_patterns(paths))}")
+        groups: dict[tuple[str, str | None], list[str]] = {}
+        for path in paths:
+            groups.setdefault((_split(path), format_of(path)), []).append(str(path))
+        if len(groups) > 1:
+            what = "formats" if len({kind for _, kind in groups}) > 1 else "splits"
+            common = os.path.commonprefix  # letter by letter
+            patterns = [files[0] if len(files) == 1 else f"{common(files)}*" for files in groups.values()]
+            raise InputError(f"{folder} has files of several {what}: give one of {', '.join(patterns)}")
         return paths
     return []
 
 
 def _split(path: Path) -> str:
     return next((word for word in re.split(r"[^a-z]+", path.name.lower()) if word in _SPLITS), "")
-
-
-def _patterns(paths: Sequence[Path]) -> list[str]:
-    groups: dict[tuple[str, str | None], list[str]] = {}
-    for path in paths:
-        groups.setdefault((_split(path), format_of(path)), []).append(str(path))
-    common = os.path.commonprefix  # letter by letter
-    return [files[0] if len(files) == 1 else f"{common(files)}*" for files in groups.values()]
 
 
 def located(source: str) -> Path | list[Path]:
@@ -117,13 +111,10 @@ def located(source: str) -> Path | list[Path]:
             "of the Hugging Face hub (OWNER/NAME:CONFIG/SPLIT) or reasoning-gym:TASK"
         )
     if path.is_dir():
-        saved = any((path / name).exists() for name in _SAVED)
-        return path if saved else files_of_folder(path) or path
+        return path if any((path / name).exists() for name in _SAVED) else files_of_folder(path) or path
     if path.suffix != ".json" and format_of(path) is None:
-        raise InputError(
-            f"cannot read {shown(source)}: it must end in .jsonl, .json or .parquet (or .array_record), or be a data "
-            "set folder"
-        )
+        why = "it must end in .jsonl, .json or .parquet (or .array_record), or be a data set folder"
+        raise InputError(f"cannot read {shown(source)}: {why}")
     return [path]
 
 
@@ -234,10 +225,8 @@ def saved_data_set(path: Path) -> Any:
         raise InputError(f"{path} has several splits: give one of {', '.join(str(path / name) for name in names)}")
     for name in ("dataset_info.json", "state.json"):
         if not (path / name).is_file():
-            raise InputError(
-                f"{path} is not a folder written by datasets.save_to_disk: it has no {name}, and no .jsonl, .parquet "
-                "or .array_record files"
-            )
+            why = f"it has no {name}, and no .jsonl, .parquet or .array_record files"
+            raise InputError(f"{path} is not a folder written by datasets.save_to_disk: {why}")
         read_object(path / name)
     try:
         from datasets import load_from_disk

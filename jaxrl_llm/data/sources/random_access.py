@@ -13,17 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from jaxrl_llm.data.sources.files import (
-    BYTE_ORDER_MARK,
-    Row,
-    format_of,
-    located,
-    parquet_errors,
-    read_line,
-    saved_data_set,
-    saved_errors,
-    text_head,
-)
+from jaxrl_llm.data.sources import files
 from jaxrl_llm.data.sources.hub import hub_data, is_hub_data
 from jaxrl_llm.utils.errors import InputError, error_line, missing_package
 from jaxrl_llm.utils.json import NotJson, check_regular, json_type, parse_json
@@ -73,9 +63,9 @@ class RecordFiles:
         at = np.asarray(indices, np.int64)
         if at.size and (at.min() < 0 or at.max() >= len(self)):
             raise IndexError(f"records have the indices 0 to {len(self) - 1}, found {at.min()} to {at.max()}")
-        files, out = np.searchsorted(self._ends, at, side="right"), dict[int, Record]()
-        for number in np.unique(files):
-            file, here = self.files[number], np.flatnonzero(files == number)
+        of_file, out = np.searchsorted(self._ends, at, side="right"), dict[int, Record]()
+        for number in np.unique(of_file):
+            file, here = self.files[number], np.flatnonzero(of_file == number)
             wanted = (at[here] - (self._ends[number] - file.records)).tolist()
             out |= zip(here.tolist(), _read(file, wanted), strict=True)
         return [out[place] for place in range(len(at))]
@@ -86,8 +76,7 @@ class RecordFiles:
         """The file and the line or row of a record, for errors."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         file = self.files[number]
-        place = f"{file.path}, {file.place(int(index - (self._ends[number] - file.records)))}"
-        return by_url(place, self._source)
+        return by_url(f"{file.path}, {file.place(int(index - (self._ends[number] - file.records)))}", self._source)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -116,30 +105,27 @@ def open_records(source: str) -> RecordFiles | None:
     """
     if is_hub_data(source):
         data = hub_data(source)
-        files = [Path(file["filename"]) for file in data.cache_files]
-        folder = files[0].parent if files else Path(".")
-        return RecordFiles([_data_set(folder, data, sum(file.stat().st_size for file in files))])
+        shards = [Path(file["filename"]) for file in data.cache_files]
+        folder = shards[0].parent if shards else Path(".")
+        return RecordFiles([_data_set(folder, data, sum(file.stat().st_size for file in shards))])
     with naming_url(source):
-        return _opened(source)
+        found = files.located(source)
+        if isinstance(found, Path):  # a folder of datasets.save_to_disk
+            size = sum(file.stat().st_size for file in found.glob("*.arrow"))
+            return RecordFiles([_data_set(found, files.saved_data_set(found), size)], source)
+        kinds = {"jsonl": _json_lines, "parquet": _parquet, "array_record": _array_record}
+        if any(files.format_of(path) not in kinds for path in found):
+            return None
+        try:
+            for path in found:
+                check_regular(path)
+            return RecordFiles([kinds[str(files.format_of(path))](path) for path in found], source)
+        except OSError as error:
+            why = error.strerror or error_line(error)
+            raise InputError(f"cannot read {error.filename or source}: {why}") from error
 
 
-def _opened(source: str) -> RecordFiles | None:
-    found = located(source)
-    if isinstance(found, Path):  # a folder of datasets.save_to_disk
-        size = sum(file.stat().st_size for file in found.glob("*.arrow"))
-        return RecordFiles([_data_set(found, saved_data_set(found), size)], source)
-    kinds = {"jsonl": _json_lines, "parquet": _parquet, "array_record": _array_record}
-    if any(format_of(path) not in kinds for path in found):
-        return None
-    try:
-        for path in found:
-            check_regular(path)
-        return RecordFiles([kinds[str(format_of(path))](path) for path in found], source)
-    except OSError as error:
-        raise InputError(f"cannot read {error.filename or source}: {error.strerror or error_line(error)}") from error
-
-
-def row_of(record: Any, where: str) -> Row:
+def row_of(record: Any, where: str) -> files.Row:
     """A record as a row. InputError, beginning with `where`, if it is neither a row nor a JSON object."""
     if isinstance(record, bytes | str):
         try:
@@ -158,11 +144,9 @@ def _json_lines(path: Path) -> File:
 
     def read(wanted: Sequence[int]) -> list[Record]:
         with path.open("rb") as file:
-            return [read_line(file, int(starts[number]), f"{path}, {place(number)}") for number in wanted]
+            return [files.read_line(file, int(starts[number]), f"{path}, {place(number)}") for number in wanted]
 
-    def place(number: int) -> str:
-        return f"line {number + 1 if numbers is None else numbers[number]}"
-
+    place = lambda number: f"line {number + 1 if numbers is None else numbers[number]}"  # noqa: E731
     return File(path, len(starts), read, place, (), path.stat().st_size)
 
 
@@ -171,7 +155,7 @@ def index_lines(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
     One pass over the file that looks for newlines and parses nothing.
     """
-    first = len(BYTE_ORDER_MARK) if text_head(path).startswith(BYTE_ORDER_MARK) else 0
+    first = len(files.BYTE_ORDER_MARK) if files.text_head(path).startswith(files.BYTE_ORDER_MARK) else 0
     found, spaced, at = [np.asarray([first], np.int64)], [np.asarray([first], np.int64)], 0
     with path.open("rb") as file:
         buffer = bytearray(_CHUNK)
@@ -185,7 +169,7 @@ def index_lines(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
             at += size
         starts = np.concatenate(found)
         starts = starts[starts < at]  # nothing follows the last newline
-        blank = [x for x in np.concatenate(spaced) if x < at and not read_line(file, int(x), str(path)).strip()]
+        blank = [x for x in np.concatenate(spaced) if x < at and not files.read_line(file, int(x), str(path)).strip()]
     if not blank:
         return starts, None
     keep = ~np.isin(starts, blank)
@@ -193,7 +177,7 @@ def index_lines(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _parquet(path: Path) -> File:
-    with parquet_errors(path):
+    with files.parquet_errors(path):
         from pyarrow.parquet import ParquetFile, read_metadata
 
         metadata = read_metadata(path)
@@ -204,7 +188,7 @@ def _parquet(path: Path) -> File:
         rows: dict[int, Record] = {}
         numbers = np.unique(np.asarray(wanted, np.int64))
         groups = np.searchsorted(ends, numbers, side="right")
-        with parquet_errors(path), ParquetFile(path, metadata=metadata, memory_map=True) as file:
+        with files.parquet_errors(path), ParquetFile(path, metadata=metadata, memory_map=True) as file:
             for group in np.unique(groups):
                 here, at = numbers[groups == group], int(ends[group - 1]) if group else 0
                 for batch in file.iter_batches(_BATCH, row_groups=[int(group)]):
@@ -229,9 +213,8 @@ def _array_record(path: Path) -> File:
     except ImportError as error:
         raise missing_package("array_record", "data", f"reading {path}") from error
     try:
-        reader = ArrayRecordReader(
-            str(path), "readahead_buffer_size:0,max_parallelism:0", file_reader_buffer_size=2**15
-        )
+        options = "readahead_buffer_size:0,max_parallelism:0"
+        reader = ArrayRecordReader(str(path), options, file_reader_buffer_size=2**15)
         if not reader.ok():
             reader.close()  # raises an error that says why
         length = int(reader.num_records())
@@ -239,14 +222,14 @@ def _array_record(path: Path) -> File:
         raise InputError(f"{path} is not a valid array_record file: {error_line(error)}") from error
     position = threading.Lock()
 
-    def record(number: int) -> bytes:
-        with position:
-            reader.seek(number)
-            return bytes(reader.read())
-
     def read(wanted: Sequence[int]) -> list[Record]:
+        found = list[Record]()
         try:
-            return [record(number) for number in wanted]
+            for number in wanted:
+                with position:
+                    reader.seek(number)
+                    found.append(bytes(reader.read()))
+            return found
         except Exception as error:
             raise InputError(f"{path} is not a valid array_record file: {error_line(error)}") from error
 
@@ -255,7 +238,7 @@ def _array_record(path: Path) -> File:
 
 def _data_set(path: Path, data: Any, size: int) -> File:
     def read(wanted: Sequence[int]) -> list[Record]:
-        with saved_errors(path):
+        with files.saved_errors(path):
             columns = data[list(wanted)]
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

@@ -4,21 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.models.kinds import (
-    FLAG,
-    SECTION,
-    TEXT,
-    Kind,
-    check,
-    either,
-    list_of,
-    number,
-    one_of,
-    or_null,
-    require_kind,
-    shown,
-    whole,
-)
+from jaxrl_llm.models import kinds
+from jaxrl_llm.models.kinds import FLAG, SECTION, TEXT, check, either, list_of, number, one_of, or_null, whole
 from jaxrl_llm.utils.errors import InputError
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -69,7 +56,7 @@ ROPE_SETTINGS = {
 }
 
 
-def check_settings(raw: Any, where: str, more: Mapping[str, Kind]) -> None:
+def check_settings(raw: Any, where: str, more: Mapping[str, kinds.Kind]) -> None:
     """InputError for the first setting of a config.json that is missing, or of a wrong type or range.
 
     more: settings of its family.
@@ -95,9 +82,8 @@ def check_together(config: Any, where: str) -> None:
     """InputError where settings of a `ModelConfig` do not fit each other."""
     c = config
     if c.num_heads % c.num_kv_heads:
-        raise InputError(
-            f"{where}: num_attention_heads {c.num_heads} is no multiple of num_key_value_heads {c.num_kv_heads}"
-        )
+        why = f"{where}: num_attention_heads {c.num_heads} is no multiple of num_key_value_heads {c.num_kv_heads}"
+        raise InputError(why)
     if c.head_dim % 2:
         raise InputError(f"{where}: head_dim {c.head_dim} is odd, but rotary embeddings turn pairs: it must be even")
     if c.num_experts and c.experts_per_token > c.num_experts:
@@ -105,10 +91,8 @@ def check_together(config: Any, where: str) -> None:
     for place, kind in enumerate(c.kinds):
         if not c.layers_of(place):
             names = " and ".join(each.name for each in c.kinds)
-            raise InputError(
-                f"{where}: layers of a {c.family} model are of the kinds {names}, but none of its {c.num_layers} is "
-                f"{kind.name}: models without one are not supported"
-            )
+            but = f"but none of its {c.num_layers} is {kind.name}: models without one are not supported"
+            raise InputError(f"{where}: layers of a {c.family} model are of the kinds {names}, {but}")
     for name, tokens in (("eos_token_id", c.eos_token_ids), ("bos_token_id", (c.bos_token_id,))):
         check_tokens(tokens, c.vocab_size, where, name)
     for rope in c.ropes:
@@ -121,11 +105,9 @@ def check_together(config: Any, where: str) -> None:
             )
         pairs = int(c.head_dim * rope.fraction) // 2
         lists = {"factors": (rope.factors,), "longrope": (rope.short_factors, rope.long_factors)}.get(rope.kind, ())
-        for factors in lists:
-            if len(factors) != pairs:
-                raise InputError(
-                    f"{where}: {len(factors)} rotary factors for heads of {c.head_dim}, which need {pairs}"
-                )
+        for count in map(len, lists):
+            if count != pairs:
+                raise InputError(f"{where}: {count} rotary factors for heads of {c.head_dim}, which need {pairs}")
 
 
 def with_slots(config: Any, slots: int) -> Any:
@@ -133,16 +115,14 @@ def with_slots(config: Any, slots: int) -> Any:
 
     InputError for a model that has slots, or compressed keys and values (MLA).
     """
-    require_kind("sink_slots", slots, whole(0, 1024))
+    kinds.require_kind("sink_slots", slots, whole(0, 1024))
     if slots == 0:
         return config
     if config.sink_slots:
         raise InputError(f"the model has sink slots already, {config.sink_slots} a head: leave out sink_slots")
     if any(kind.latent for kind in config.each_kind):
-        raise InputError(
-            "sink slots are keys and values of heads, but the model's keys and values are compressed (MLA): leave out "
-            "sink_slots, or choose another model"
-        )
+        but = "but the model's keys and values are compressed (MLA): leave out sink_slots, or choose another model"
+        raise InputError(f"sink slots are keys and values of heads, {but}")
     return dataclasses.replace(config, sink_slots=slots)
 
 
@@ -150,4 +130,4 @@ def check_tokens(tokens: Any, vocab_size: int, where: str, name: str) -> None:
     """InputError for a token id (None is none) outside of the vocabulary."""
     for token in tokens:
         if token is not None and not 0 <= token < vocab_size:
-            raise InputError(f"{where}: {name} {shown(token)} is not in the vocabulary of {vocab_size} tokens")
+            raise InputError(f"{where}: {name} {kinds.shown(token)} is not in the vocabulary of {vocab_size} tokens")

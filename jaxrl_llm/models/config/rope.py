@@ -81,13 +81,10 @@ def _rates(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
         return rope.theta ** -(np.arange(0, 2 * pairs, 2, dtype=np.float64) / head_dim) / rope.factor, 1.0
     rotated = int(head_dim * rope.fraction)
     base = rope.theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
-    if rope.kind == "linear":
-        return base / rope.factor, 1.0
     if rope.kind in ("factors", "longrope"):
         return base / np.asarray(rope.factors), rope.attention_factor or 1.0
     if rope.kind == "llama3":
-        wavelength = 2 * np.pi / base
-        turns = rope.original_length / wavelength
+        turns = rope.original_length / (2 * np.pi / base)
         keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
         return keep * base + (1 - keep) * base / rope.factor, 1.0
     if rope.kind == "yarn":
@@ -104,7 +101,7 @@ def _rates(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
         ramp = np.clip((np.arange(rotated // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
         scale = rope.attention_factor or (0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0)
         return (1 - ramp) * base + ramp * base / rope.factor, scale
-    return base, 1.0
+    return base / rope.factor if rope.kind == "linear" else base, 1.0
 
 
 def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], where: str, section: str) -> Rope:
@@ -139,8 +136,7 @@ def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], whe
     if kind == "longrope":
         stretched = float(scaling.get("factor") or maximum / out["original_length"])
         usual = math.sqrt(1 + math.log(stretched) / math.log(out["original_length"])) if stretched > 1 else 1.0
-        names = ("short_factor", "long_factor")
-        short, long = (tuple(float(x) for x in scaling[name]) for name in names)
+        short, long = (tuple(float(x) for x in scaling[name]) for name in ("short_factor", "long_factor"))
         out |= {"short_factors": short, "long_factors": long}
         out["attention_factor"] = float(scaling.get("attention_factor") or usual)
     if kind == "factors":
@@ -173,9 +169,8 @@ def ropes_of(
     if parameters and not all(isinstance(parameters.get(name), dict | None) for name in LAYER_TYPES):
         raise InputError(f"{where}: rope_parameters.full_attention and .sliding_attention must be objects of settings")
     if parameters and not by_layer:
-        raise InputError(
-            f"{where}: rope_parameters of {family} are by kind of layer, full_attention and sliding_attention"
-        )
+        why = f"{where}: rope_parameters of {family} are by kind of layer, full_attention and sliding_attention"
+        raise InputError(why)
     of_type = {name: dict(parameters.get(name) or {}) for name in LAYER_TYPES}
     of_type["full_attention"] |= scaling
     ropes = [_rope(thetas[name], of_type[name], raw, where, f"rope_parameters.{name}") for name in LAYER_TYPES]

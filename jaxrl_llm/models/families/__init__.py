@@ -94,9 +94,8 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
     check_settings(dict(raw), where, family.settings)
     quantisation_of(raw, where)
     if raw.get("use_bidirectional_attention"):
-        raise InputError(
-            f"{where}: a model with use_bidirectional_attention is no causal language model, and is not supported"
-        )
+        why = f"{where}: a model with use_bidirectional_attention is no causal language model, and is not supported"
+        raise InputError(why)
     missing = {setting: value for setting, value in family.defaults.items() if setting not in raw}
     config = _config(name, family, raw | missing, where)
     check_together(config, where)
@@ -145,9 +144,8 @@ def _config(name: str, family: Family, values: dict[str, Any], where: str) -> Mo
     }  # fmt: skip
     fields |= {"ropes": fields["ropes"] + own.pop("more_ropes", ()), **own}
     if fields["activation"] not in ACTIVATIONS:
-        raise InputError(
-            f"{where}: activation {fields['activation']!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
-        )
+        why = f"{where}: activation {fields['activation']!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
+        raise InputError(why)
     if "num_experts" in fields:
         if not fields["num_experts"]:
             raise InputError(f"{where}: {name} needs num_local_experts or num_experts, at least 1")
@@ -163,9 +161,8 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     of them would guess.
     """
     if config.sink_slots:
-        raise InputError(
-            f"files of {config.family} have no place for sink slots: load the model from the run's own folder"
-        )
+        why = f"files of {config.family} have no place for sink slots: load the model from the run's own folder"
+        raise InputError(why)
     family, eos = FAMILIES[config.family], list(config.eos_token_ids)
     out: dict[str, Any] = {
         "architectures": [family.architecture],
@@ -217,8 +214,7 @@ def read_score_head(raw: Mapping[str, Any], family: Family, where: str) -> Score
     names = raw.get("id2label") or {str(n): f"LABEL_{n}" for n in range(given(raw, "num_labels", _LABELS))}
     if sorted(names) != sorted(map(str, range(len(names)))):
         raise InputError(f"{where}: id2label is {shown(names)}, but must number its labels from 0 on")
-    labels = tuple(str(names[str(number)]) for number in range(len(names)))
-    return ScoreHead(labels, pad, raw.get("step_separator"))
+    return ScoreHead(tuple(str(names[str(number)]) for number in range(len(names))), pad, raw.get("step_separator"))
 
 
 def write_score_head(config: ModelConfig, family: Family) -> dict[str, Any]:

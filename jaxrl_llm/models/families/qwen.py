@@ -26,9 +26,8 @@ from jaxrl_llm.utils.errors import InputError
 _WINDOWS = {"use_sliding_window": or_null(FLAG), "max_window_layers": or_null(whole(0))}
 _MIXTURE = {"decoder_sparse_step": or_null(whole(1)), "mlp_only_layers": or_null(list_of(whole(0)))}
 _FUSED = stacked_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
-SHARED_EXPERT = tuple(
-    Tensor(f"mlp.shared_expert.{name}_proj.weight", (f"shared_{name}",)) for name in ("gate", "up", "down")
-)
+_PARTS = ("gate", "up", "down")
+SHARED_EXPERT = tuple(Tensor(f"mlp.shared_expert.{name}_proj.weight", (f"shared_{name}",)) for name in _PARTS)
 
 
 def _types(raw: Values, where: str, slides: Callable[[int, int], bool] = operator.ge) -> list[str]:
@@ -60,8 +59,7 @@ def _mixture(raw: Values, where: str) -> dict[str, Any]:
 
 def _write_windows(config: ModelConfig) -> dict[str, Any]:
     slides = sliding(config)
-    first = slides.index(True) if any(slides) else config.num_layers
-    return {"use_sliding_window": any(slides), "max_window_layers": first}
+    return {"use_sliding_window": any(slides), "max_window_layers": [*slides, True].index(True)}
 
 
 def _write_qwen2(config: ModelConfig) -> dict[str, Any]:
@@ -121,9 +119,8 @@ def _read_qwen3_5(raw: Values, where: str) -> dict[str, Any]:
         raw["linear_value_head_dim"], raw["linear_conv_kernel_dim"],
     )  # fmt: skip
     if delta.values % delta.keys:
-        raise InputError(
-            f"{where}: linear_num_value_heads {delta.values} is no multiple of linear_num_key_heads {delta.keys}"
-        )
+        why = f"{where}: linear_num_value_heads {delta.values} is no multiple of linear_num_key_heads {delta.keys}"
+        raise InputError(why)
     every, layers = given(raw, "full_attention_interval", 4), raw["num_hidden_layers"]
     types = raw.get("layer_types") or [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
     if set(types) - {FULL, LINEAR}:

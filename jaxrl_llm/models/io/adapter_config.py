@@ -5,26 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm.models.kinds import (
-    FLAG,
-    SECTION,
-    TEXT,
-    Kind,
-    check,
-    either,
-    list_of,
-    number,
-    one_of,
-    or_null,
-    read_json,
-    shown,
-    whole,
-)
+from jaxrl_llm.models import kinds
+from jaxrl_llm.models.kinds import FLAG, SECTION, TEXT, Kind, check, either, list_of, one_of, or_null, shown, whole
 from jaxrl_llm.utils.errors import InputError
 
 FILE = "adapter_config.json"
 ALL_LINEAR = "all-linear"
-_RANK, _ALPHA, _TEXTS = whole(1, 2**16), number(above=0), list_of(TEXT)
+_RANK, _ALPHA, _TEXTS = whole(1, 2**16), kinds.number(above=0), list_of(TEXT)
 
 
 def _pattern(kind: Kind) -> Kind:
@@ -111,7 +98,7 @@ class AdapterConfig(NamedTuple):
 
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """The file in a folder. InputError, in one line, for settings that are missing, wrong, or not read, as DoRA's."""
-    where, raw = str(folder / FILE), read_json(folder / FILE)
+    where, raw = str(folder / FILE), kinds.read_json(folder / FILE)
     check(raw, _KINDS, where)
     for name, value in raw.items():
         if name not in _KINDS and name not in _IGNORED:
@@ -170,5 +157,4 @@ def _is_named(module: str, names: str | tuple[str, ...]) -> bool:
 
 
 def _of_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    matching = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
-    return next(matching, default)
+    return next((value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module)), default)

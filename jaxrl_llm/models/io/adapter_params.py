@@ -64,13 +64,11 @@ def _parts(adapter: Adapter) -> dict[tuple[str, ...], tuple[Weight, dict[Place, 
         a, b = (read().astype(np.float32) for read in (read_a, read_b))
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise InputError(f"{where}: the adapter of {name!r} holds NaN or infinity: the weights are damaged")
-        lead = stored.weights[0].stacked[len(stored.place) :]
-        for expert in range(stored.config.num_experts) if lead else (None,):
+        for expert in range(stored.config.num_experts) if stored.weights[0].stacked[len(stored.place) :] else (None,):
             one = stored if expert is None else stored._replace(place=(*stored.place, expert))
             own_a, own_b = (a, b) if expert is None or a.ndim < 3 or b.ndim < 3 else (a[expert], b[expert])
             shape = stored_shape(one)
-            reverse = embedding or not one.tensor.outputs_first
-            check_pair(own_a, own_b, shape[::-1] if reverse else shape, name, where)
+            check_pair(own_a, own_b, shape[::-1] if embedding or not one.tensor.outputs_first else shape, name, where)
             for weight, part in _of_weights(one, own_a, own_b, adapter.scales[name]):
                 found.setdefault(weight.path, (weight, {}))[1][one.place] = part
     return found

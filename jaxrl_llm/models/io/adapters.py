@@ -51,23 +51,17 @@ class Adapter(NamedTuple):
     def trained(self) -> dict[str, Stored]:
         """The tensors with adapters that learn."""
         possible = adapted_weights(self.model)
-        return {
-            each.name: each
-            for each in stored_tensors(self.model, self.pairs)
-            if each.name in self.pairs and all(weight.path in possible for weight in each.weights)
-        }
+        own = (each for each in stored_tensors(self.model, self.pairs) if each.name in self.pairs)
+        return {each.name: each for each in own if all(weight.path in possible for weight in each.weights)}
 
     def requires(self, stored: Stored) -> bool:
         """Whether a module that the settings name must be in the file.
 
         Experts are modules in some versions of transformers, and one tensor in others, which no name of modules means.
         """
-        one_expert = len(stored.place) > 1
-        possible, experts = adapted_weights(self.model), any(".experts." in name for name in self.pairs)
-        return all(
-            weight.path in possible and (adapted_by_default(weight) or (one_expert and experts))
-            for weight in stored.weights
-        )
+        possible = adapted_weights(self.model)
+        by_expert = len(stored.place) > 1 and any(".experts." in name for name in self.pairs)
+        return all(x.path in possible and (adapted_by_default(x) or by_expert) for x in stored.weights)
 
     @property
     def merged(self) -> set[str]:
@@ -191,10 +185,8 @@ def merged_tensors(tensors: Tensors, adapter: Adapter) -> Tensors:
     """
     out, where = dict(tensors), adapter.folder / WEIGHTS
     tied, changed = adapter.model.tie_embeddings and HEAD not in tensors, adapter.merged
-    embed_alone = not adapter.config.tied and (
-        adapter.config.is_saved(EMBED.removesuffix(".weight")) or EMBED in adapter.pairs
-    )
-    if tied and (HEAD in changed or (EMBED in changed and embed_alone)):
+    embed = EMBED in adapter.pairs or adapter.config.is_saved(EMBED.removesuffix(".weight"))
+    if tied and (HEAD in changed or (EMBED in changed and embed and not adapter.config.tied)):
         out[HEAD] = tensors[EMBED]
     # What the adapter may call as another version of the family does.
     held = {(each.weights, each.place): each.name for each in stored_tensors(adapter.model, tensors)}
@@ -224,16 +216,14 @@ def _merged(
 ) -> np.ndarray:  # fmt: skip
     weight, a, b = read(), read_a(), read_b()
     weight = weight.astype(np.float64 if weight.dtype == np.float64 else np.float32)
-    shape = weight.shape[::-1] if embedding else weight.shape
-    check_pair(a, b, shape, name, where)
+    check_pair(a, b, weight.shape[::-1] if embedding else weight.shape, name, where)
     product = np.float32(scale) * (b.astype(np.float32) @ a.astype(np.float32))
     return weight + (product.T if embedding else product)
 
 
 def check_pair(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], name: str, where: Path) -> None:
     """InputError for matrices that are no A and B of a matrix of this shape, [outputs, inputs]."""
-    fits = a.ndim == b.ndim == len(shape) == 2 and (b.shape[0], a.shape[1]) == shape and a.shape[0] == b.shape[1]
-    if not fits:
+    if not (a.ndim == b.ndim == len(shape) == 2 and (b.shape[0], a.shape[1]) == shape and a.shape[0] == b.shape[1]):
         raise InputError(f"{where}: A {a.shape} and B {b.shape} of {name!r} are no adapter of a matrix {shape}")
 
 

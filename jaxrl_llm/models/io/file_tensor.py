@@ -30,11 +30,8 @@ from jaxrl_llm.utils.errors import InputError
 Tensors = Mapping[str, Callable[[], np.ndarray]]  # name -> a function that reads it
 FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
 # Floats of eight bits, which safetensors does not give to numpy.
-EIGHT_BITS = {
-    "F8_E4M3": jnp.dtype(jnp.float8_e4m3fn),
-    "F8_E5M2": jnp.dtype(jnp.float8_e5m2),
-    "F8_E8M0": jnp.dtype(jnp.float8_e8m0fnu),
-}
+_EIGHT_BITS = {"F8_E4M3": jnp.float8_e4m3fn, "F8_E5M2": jnp.float8_e5m2, "F8_E8M0": jnp.float8_e8m0fnu}
+EIGHT_BITS = {name: jnp.dtype(dtype) for name, dtype in _EIGHT_BITS.items()}
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = np.asarray([*_HALF, *(-x for x in _HALF)], np.float32)
 E4M3 = np.arange(256, dtype=np.uint8).view(EIGHT_BITS["F8_E4M3"]).astype(np.float32)
@@ -65,9 +62,8 @@ class FileTensor:
                 return self._bytes().view(EIGHT_BITS[self.dtype])
             return np.asarray(self.opened.get_tensor(self.name))
         except (SafetensorError, OSError, ValueError, AttributeError) as error:
-            raise InputError(
-                f"{self.path}: tensor {shown(self.name)} cannot be read ({reason(error)}): download it again"
-            ) from None
+            what = f"{self.path}: tensor {shown(self.name)} cannot be read"
+            raise InputError(f"{what} ({reason(error)}): download it again") from None
 
     def _bytes(self) -> np.ndarray:
         """The bytes of a tensor whose numbers have one each: the header says where they are."""
@@ -99,8 +95,7 @@ def dequantised(tensors: Tensors, quantisation: Quantisation, where: str) -> Ten
     out = {name: read for name, read in tensors.items() if not name.endswith(ACTIVATIONS)}
     for name in [name.removesuffix(SCALE) for name in tensors if name.endswith(SCALE)]:
         scales = _part(out, name + SCALE, (*FLOATS, "U8", "F8_E8M0"), where)
-        values = _part(out, name, ("F8_E4M3",), where)
-        out[name] = partial(_fp8, name, values, scales, quantisation.block, where)
+        out[name] = partial(_fp8, name, _part(out, name, ("F8_E4M3",), where), scales, quantisation.block, where)
     return out
 
 
@@ -136,10 +131,8 @@ def _fp8(name: str, read: Read, read_scales: Read, block: tuple[int, int] | None
     if block is None and scales.size == 1:
         scales = scales.reshape(1, 1)
     elif scales.shape != wanted:
-        raise InputError(
-            f"{where}: tensor {name + SCALE!r} has shape {scales.shape}, but blocks of {rows} x {columns} of "
-            f"{values.shape} imply {wanted}"
-        )
+        but = f"but blocks of {rows} x {columns} of {values.shape} imply {wanted}"
+        raise InputError(f"{where}: tensor {name + SCALE!r} has shape {scales.shape}, {but}")
     scales = E8M0[scales.view(np.uint8)] if scales.dtype.itemsize == 1 else scales.astype(np.float32)
     factors = np.repeat(scales, columns, axis=-1)[..., : whole[1]]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -153,7 +146,6 @@ def _part(tensors: dict[str, Read], name: str, dtypes: tuple[str, ...], where: s
     if name not in tensors:
         raise InputError(f"{where}: the weights lack the tensor {name!r} of a quantised one: the files are incomplete")
     if (dtype := dtype_of(tensors[name])) not in dtypes:
-        raise InputError(
-            f"{where}: tensor {name!r} holds numbers of type {dtype}, but must be of {' or '.join(dtypes)}"
-        )
+        why = f"{where}: tensor {name!r} holds numbers of type {dtype}, but must be of {' or '.join(dtypes)}"
+        raise InputError(why)
     return tensors.pop(name)

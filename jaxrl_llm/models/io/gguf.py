@@ -151,9 +151,8 @@ def _rope(theta: float, file: GgufFile) -> dict[str, Any]:
     rope = {"rope_type": kind, "rope_theta": theta, "factor": factor}
     if kind == "yarn":
         rope["original_max_position_embeddings"] = file.get("rope.scaling.original_context_length")
-        rope |= {
-            key: file.get(f"rope.scaling.yarn_{key}", usual) for key, usual in (("beta_fast", 32), ("beta_slow", 1))
-        }
+        usual = {"beta_fast": 32, "beta_slow": 1}
+        rope |= {key: file.get(f"rope.scaling.yarn_{key}", default) for key, default in usual.items()}
         # llama.cpp's factor multiplies the usual one, Hugging Face's replaces it.
         rope["attention_factor"] = file.get("rope.scaling.attn_factor", 1.0) * (0.1 * math.log(factor) + 1)
     return rope
@@ -168,9 +167,8 @@ def _tensors(file: GgufFile, config: ModelConfig) -> dict[str, Callable[[], np.n
         if weight is None:
             if stored == _ROPE_FACTORS or stored.endswith(".attn_rot_embd.weight"):
                 continue
-            raise InputError(
-                f"{file.name}: the tensor {shown(stored)} is not part of a {config.family} model as supported here"
-            )
+            why = f"{file.name}: the tensor {shown(stored)} is not part of a {config.family} model as supported here"
+            raise InputError(why)
         name = partial(own_name(weight, config).format, layer=layer)
         if expert == _ALL:
             out |= {name(expert=e): partial(file.read, stored, e) for e in range(shape[0])}

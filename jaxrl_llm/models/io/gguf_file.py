@@ -53,8 +53,7 @@ class GgufFile:
             raise InputError(f"cannot read {path}: it is no file")
         try:
             with path.open("rb") as handle:
-                size = handle.seek(0, 2)
-                self.map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+                self.map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if handle.seek(0, 2) else b""
         except (OSError, ValueError) as error:
             raise InputError(f"cannot read {path}: {reason(error)}") from None
         self.view, self.position = memoryview(self.map), 4

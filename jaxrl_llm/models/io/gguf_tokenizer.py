@@ -100,26 +100,17 @@ def _build(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         tokenizer, add_bos = _sentencepiece(tokens, scores, types, prefix), True
     else:
         raise unknown("GGUF tokenizer model", str(kind), ("gpt2", "llama"))
-    tokenizer.add_tokens(
-        [
-            AddedToken(token, special=code == _CONTROL, normalized=False)
-            for token, code in zip(tokens, types, strict=True)
-            if code in (_CONTROL, _USER_DEFINED)
-        ]
-    )
+    added = [(token, code) for token, code in zip(tokens, types, strict=True) if code in (_CONTROL, _USER_DEFINED)]
+    tokenizer.add_tokens([AddedToken(token, special=code == _CONTROL, normalized=False) for token, code in added])
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     special = {name: _token(metadata, tokens, f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
     ends = {f"add_{end}_token": bool(metadata.get(f"tokenizer.ggml.add_{end}_token")) for end in ("bos", "eos")}
     ends["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos))
     ends = {name: value and special[name.removeprefix("add_")] is not None for name, value in ends.items()}
     _surround(tokenizer, *(special[f"{end}_token"] if ends[f"add_{end}_token"] else None for end in ("bos", "eos")))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        chat_template=metadata.get("tokenizer.chat_template"),
-        clean_up_tokenization_spaces=False,
-        **{name: token for name, token in special.items() if token is not None},
-        **ends,
-    )
+    known = {name: token for name, token in special.items() if token is not None}
+    options = {"chat_template": metadata.get("tokenizer.chat_template"), "clean_up_tokenization_spaces": False, **ends}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **known)
 
 
 def _token(metadata: Mapping[str, Any], tokens: Sequence[str], key: str) -> str | None:
@@ -136,9 +127,8 @@ def _byte_level(tokens: Sequence[str], merges: Sequence[str], splitter: _Splitte
     vocabulary = {token: index for index, token in enumerate(tokens)}
     # Found here because the library ends a thread over it, with a backtrace.
     if lost := [pair for pair in pairs if not {*pair, "".join(pair)} <= vocabulary.keys()]:
-        raise InputError(
-            f"the GGUF tokenizer merges {shown(' '.join(lost[0]))}, which gives no token; convert it again"
-        )
+        why = f"the GGUF tokenizer merges {shown(' '.join(lost[0]))}, which gives no token; convert it again"
+        raise InputError(why)
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=splitter.whole_words))
     if splitter.compose:
         tokenizer.normalizer = normalizers.NFC()

@@ -58,8 +58,7 @@ def from_tensors(
             raise InputError(f"{where}: tensor {each.name!r} has shape {value.shape}, but config.json implies {wanted}")
         for path, part in parts_of(each, value).items():
             if path not in shards:  # only now is it known that shapes are as small as the file
-                sharding = shardings and reduce(getitem, path, shardings)
-                shards[path] = Shards(shapes[path], jnp.dtype(dtype), sharding)
+                shards[path] = Shards(shapes[path], jnp.dtype(dtype), shardings and reduce(getitem, path, shardings))
             for filled in shards[path].fill(each.place, part):
                 if not all_finite(filled):
                     bad = f"{non_finite(filled)} in {filled.dtype.name}"
@@ -123,9 +122,8 @@ def _instead(name: str, tensors: Tensors) -> str:
         return _CLASSIFIER
     if longer := sorted(other for other in tensors if other.endswith(f".{name}")):
         prefix = longer[0].removesuffix(name)
-        return (
-            f", but have {longer[0]!r}: names that begin with {prefix!r} are those of a wrapper; save the model inside"
-        )
+        have = f", but have {longer[0]!r}: names that begin with {prefix!r} are those of a wrapper"
+        return f"{have}; save the model inside"
     if name.startswith("model.") and name.removeprefix("model.") in tensors:
         return f", but have {name.removeprefix('model.')!r}: they are of a model without a head; save the causal model"
     return ", which config.json implies: the files are incomplete, or the settings are another model's"
@@ -152,9 +150,8 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
             if weight.path not in whole:
                 value = np.asarray(jax.device_get(reduce(getitem, weight.path, params)))
                 if not all_finite(value):
-                    raise InputError(
-                        f"the parameter {'/'.join(weight.path)} holds {non_finite(value)}: it cannot be saved"
-                    )
+                    why = f"the parameter {'/'.join(weight.path)} holds {non_finite(value)}: it cannot be saved"
+                    raise InputError(why)
                 whole[weight.path] = value
         parts = {weight.path: whole[weight.path][each.place] for weight in each.weights}
         out[each.name] = np.ascontiguousarray(joined(each, parts))
@@ -181,8 +178,7 @@ def open_file(path: FilePath) -> Tensors:
         raise InputError(f"{what}: save or download the model's safetensors weights into it")
     try:
         opened = safe_open(path, framework="np")
-        names = list(opened.keys())
-        return {name: FileTensor(opened, path, name, opened.get_slice(name).get_dtype()) for name in names}
+        return {name: FileTensor(opened, path, name, opened.get_slice(name).get_dtype()) for name in [*opened.keys()]}
     except SafetensorError as error:
         raise InputError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
     except OSError as error:
@@ -200,9 +196,8 @@ def _files(folder: FilePath) -> list[str]:
     for name, file in places.items():
         is_name = isinstance(file, str) and file.isprintable() and file.endswith(".safetensors")
         if not is_name or file != FilePath(file).name:
-            raise InputError(
-                f"{index}: weight_map places {shown(name)} in {shown(file)}, which is no file of the folder"
-            )
+            why = f"{index}: weight_map places {shown(name)} in {shown(file)}, which is no file of the folder"
+            raise InputError(why)
     return sorted(set(places.values()))
 
 
@@ -245,9 +240,8 @@ class Shards:
         if sharding is not None:
             indices = list(sharding.addressable_devices_indices_map(shape).values())
         regions = dict.fromkeys(_region(index, shape) for index in indices)
-        self.parts: dict[Region, Any] = {
-            region: np.empty([end - start for start, end in region], dtype) for region in regions
-        }
+        sizes = {region: [end - start for start, end in region] for region in regions}
+        self.parts: dict[Region, Any] = {region: np.empty(size, dtype) for region, size in sizes.items()}
 
     def fill(self, index: tuple[int, ...], piece: np.ndarray) -> Iterator[np.ndarray]:
         """Set array[index] = piece where it is kept. index: into the first axes. Yields what was written."""
@@ -264,9 +258,8 @@ class Shards:
         if self.sharding is None:
             # `jnp.asarray` compiles a program for each shape; what is donated later must be a copy.
             return jax.device_put(next(iter(self.parts.values())), may_alias=False)
-        return jax.make_array_from_callback(
-            self.shape, self.sharding, lambda index: self.parts[_region(index or (), self.shape)]
-        )
+        part = lambda index: self.parts[_region(index or (), self.shape)]  # noqa: E731
+        return jax.make_array_from_callback(self.shape, self.sharding, part)
 
 
 def _region(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:

@@ -36,6 +36,7 @@ def stored_tensors(config: ModelConfig, found: Container[str] | None = None) -> 
     None for the layout in which its family is published.
     """
     family, own = FAMILIES[config.family], weights(config)
+    tensors = family.tensors if found is None else (*family.tensors, *family.others)
     kinds = {kind.name: config.each_kind[number] for number, kind in enumerate(config.kinds)}
     for kind in ("", *kinds):
         here = {weight.name: weight for weight in own.values() if weight.kind == kind}
@@ -45,15 +46,11 @@ def stored_tensors(config: ModelConfig, found: Container[str] | None = None) -> 
             for place, layer in enumerate(weight.layers or (0,)):
                 if (weight.name, place) in done:
                     continue
-                options = [
-                    tensor
-                    for tensor in (*family.tensors, *(family.others if found is not None else ()), _usual(weight))
-                    if weight.name in tensor.weights and _fits(tensor, here)
-                ]
+                holding = (one for one in (*tensors, _usual(weight)) if weight.name in one.weights)
+                options = [tensor for tensor in holding if _fits(tensor, here)]
                 names = [_full_name(tensor, weight).format(layer=layer, expert=0) for tensor in options]
                 usual = next(i for i, tensor in enumerate(options) if tensor not in family.others)
-                chosen = next((i for i, name in enumerate(names) if found is None or name in found), usual)
-                tensor = options[chosen]
+                tensor = options[next((i for i, name in enumerate(names) if found is None or name in found), usual)]
                 held = tuple(here[name] for name in tensor.weights)
                 done |= {(name, place) for name in tensor.weights}
                 each = range(here[weight.name].shape[1]) if "{expert}" in _full_name(tensor, weight) else (None,)
@@ -114,15 +111,13 @@ def parts_of(stored: Stored, value: np.ndarray) -> dict[Path, np.ndarray]:
         return {stored.weights[0].path: value}
     sizes = [_sizes(weight, stored) for weight in stored.weights]
     lead, inputs, _ = sizes[0]
-    outputs = [size[2] for size in sizes]
-    matrix = bool(stored.weights[0].inputs)
+    outputs, matrix = [size[2] for size in sizes], bool(stored.weights[0].inputs)
     value = value[:, 0] if "taps" in stored.weights[0].axes else value
     x = value if matrix else value[..., None]  # [experts, outputs, inputs]
     x = x.swapaxes(-1, -2) if matrix and not stored.tensor.outputs_first else x
     groups, widths = _groups(stored, outputs)
     x = x.reshape(*lead, groups, -1, x.shape[-1])
-    ends = np.cumsum(widths)[:-1]
-    found = {}
+    ends, found = np.cumsum(widths)[:-1], {}
     for weight, part in zip(stored.weights, np.split(x, ends, axis=-2), strict=True):
         part = part.reshape(*lead, -1, inputs if matrix else 1).swapaxes(-1, -2)
         part = part.reshape(weight.shape[len(stored.place) :])

@@ -66,8 +66,11 @@ def load_policy(
     """
     dtype, kept = begin_loading(dtype, param_dtype, remat)
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
-    if name == DEMO_MODEL or name.endswith(".gguf"):
-        return _load_gguf(name, dtype, kept, remat, shardings, adapter, keep)
+    if model := _gguf_model(name):
+        config, where = from_hf(model.config, where=model.path.name), model.path.name
+        config, params = _params(model.tensors, config, kept, where, shardings, adapter, keep)
+        tokenizer = model.tokenizer()
+        return with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
     folder = path if os.path.isdir(path) else folder_of_hub(name)
     raw, config = settings_of(folder)
     return read_folder(folder, raw, config, dtype, kept, remat, shardings, adapter, keep, context)
@@ -112,10 +115,9 @@ def _within(config: ModelConfig, context: int | None, where: str) -> ModelConfig
         config = dataclasses.replace(config, ropes=tuple(rope.within(context) for rope in config.ropes))
     for rope in config.ropes:
         if rope.short_factors != rope.long_factors:
-            kind = "long" if rope.factors == rope.long_factors else "short"
             logger.warning(
                 "%s: rotary factors for %s contexts (those for short ones reach %s tokens: context_tokens decides)",
-                where, kind, f"{rope.original_length:,}",
+                where, "long" if rope.factors == rope.long_factors else "short", f"{rope.original_length:,}",
             )  # fmt: skip
     return config
 
@@ -168,10 +170,8 @@ def load_tokenizer(path_or_name: str | Path) -> Any:
     """The tokenizer of a model alone, as `load_policy` gives it; InputError as there."""
     _expect_no_torch()
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
-    if name == DEMO_MODEL or name.endswith(".gguf"):
-        from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
-
-        return read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser()).tokenizer()
+    if model := _gguf_model(name):
+        return model.tokenizer()
     return _tokenizer(path if os.path.isdir(path) else folder_of_hub(name))
 
 
@@ -212,16 +212,13 @@ def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any
     return shardings(config, shapes)
 
 
-def _load_gguf(
-    name: str, dtype: Any, kept: Any, remat: Remat, shardings: Shardings | None, adapter: Any, keep: Keep
-) -> tuple[Policy, Params, Any]:
+def _gguf_model(name: str) -> Any:
+    """The model in a GGUF file, the demo model's too; None for other names."""
     from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
 
-    model = read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser())
-    config = from_hf(model.config, where=model.path.name)
-    config, params = _params(model.tensors, config, kept, model.path.name, shardings, adapter, keep)
-    tokenizer = model.tokenizer()
-    return with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+    if name == DEMO_MODEL:
+        return read_gguf(smollm2_path())
+    return read_gguf(Path(name).expanduser()) if name.endswith(".gguf") else None
 
 
 def with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:

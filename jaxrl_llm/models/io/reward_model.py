@@ -38,9 +38,8 @@ def load_reward_model(
     """
     dtype, kept = begin_loading(dtype, param_dtype, remat)
     folder, raw, config = read_scoring(path_or_name)
-    model, params, tokenizer = read_folder(
-        folder, raw, config, dtype, kept, remat, shardings, adapter, keep=None, context=context
-    )
+    found = read_folder(folder, raw, config, dtype, kept, remat, shardings, adapter, keep=None, context=context)
+    model, params, tokenizer = found
     pad = config.score.pad_token_id if config.score else None
     if pad is None:
         logger.warning("%s: no pad_token_id, so a row's last token is scored, whichever it is", folder)
@@ -65,7 +64,6 @@ def read_scoring(path_or_name: str | Path) -> tuple[Path, dict[str, Any], ModelC
     raw, config = settings_of(folder)
     if SCORE not in open_folder(folder):
         named = raw.get("architectures") or ["unknown"]
-        raise InputError(
-            f"{folder} has no {SCORE} (architecture {shown(named[0])}): give a model for sequence classification"
-        )
+        why = f"{folder} has no {SCORE} (architecture {shown(named[0])}): give a model for sequence classification"
+        raise InputError(why)
     return folder, raw, dataclasses.replace(config, score=score_head(raw, str(folder / "config.json")))

@@ -53,10 +53,8 @@ def save_policy(
     padding = getattr(tokenizer, "pad_token_id", None)
     if policy.config.score is None and padding is not None and padding < policy.config.vocab_size:
         raw["pad_token_id"] = padding
-    tensors, generation = (
-        to_tensors(merged, policy.config),
-        {name: raw[name] for name in ("bos_token_id", "eos_token_id")},
-    )
+    tensors = to_tensors(merged, policy.config)
+    generation = {name: raw[name] for name in ("bos_token_id", "eos_token_id")}
     if unread is not None:
         raw = unread.settings_of(raw)
         tensors = {unread.name_of(name): value for name, value in tensors.items()}
@@ -86,10 +84,8 @@ def written(folder: Path, overwrite: bool, what: str) -> Iterator[Path]:
     except InputError:
         raise
     except Exception as error:  # safetensors, tokenizers and transformers each have errors of their own for a full disk
-        raise InputError(
-            f"the {what} cannot be written to {folder} ({reason(error)}); nothing there was changed: "
-            "free some space, or choose another folder"
-        ) from error
+        remedy = "nothing there was changed: free some space, or choose another folder"
+        raise InputError(f"the {what} cannot be written to {folder} ({reason(error)}); {remedy}") from error
 
 
 def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: int) -> None:
@@ -99,11 +95,11 @@ def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: in
     shards: list[dict[str, np.ndarray]] = [{}]
     size = 0
     for name, value in tensors.items():
-        if shards[-1] and size + value.nbytes > shard_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = value
         size += value.nbytes
+        if shards[-1] and size > shard_bytes:
+            shards.append({})
+            size = value.nbytes
+        shards[-1][name] = value
     if len(shards) == 1:
         save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
         return

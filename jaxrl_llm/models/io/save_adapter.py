@@ -93,8 +93,7 @@ def _module(stored: Stored, layers: Params) -> Module | None:
     a = all_a[0] if shared else np.concatenate(all_a)
     place, outputs = 0, {}
     for weight in stored.weights:
-        start = len(weight.stacked)
-        b = np.zeros((len(a), *weight.shape[start + weight.inputs :]), np.float32)
+        b = np.zeros((len(a), *weight.shape[len(weight.stacked) + weight.inputs :]), np.float32)
         if weight in parts:
             own = parts[weight][1]
             b[place : place + len(own)] = own

@@ -49,8 +49,7 @@ def with_added_tokens(
         if weight.axes[0] == "vocabulary":
             rows = params[name][:known]
             mean = jnp.mean(rows, axis=0, keepdims=True, dtype=jnp.float32).astype(rows.dtype)
-            fresh = jnp.repeat(mean, count - known, axis=0)
-            old = params[name][count:]
+            fresh, old = jnp.repeat(mean, count - known, axis=0), params[name][count:]
             padding = jnp.zeros((size - count - old.shape[0], *rows.shape[1:]), rows.dtype)
             out[name] = jnp.concatenate([rows, fresh, old, padding])
     config = dataclasses.replace(policy.config, vocab_size=size, num_tokens=0)
@@ -72,10 +71,9 @@ def tokenizer_digest(tokenizer: Any) -> str:
     kept: dict[str, Any] = {}
     if callable(getattr(tokenizer, "get_vocab", None)):
         kept["vocabulary"] = sorted(tokenizer.get_vocab().items())
-    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     kept["added"] = [
         (index, str(token), *(bool(getattr(token, name, False)) for name in ("special", "lstrip", "rstrip")))
-        for index, token in sorted(added.items())
+        for index, token in sorted((getattr(tokenizer, "added_tokens_decoder", None) or {}).items())
     ]
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "chat_template")
     kept |= {name: getattr(tokenizer, name, None) for name in names}

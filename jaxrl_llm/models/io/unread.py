@@ -54,10 +54,9 @@ def unread_of(folder: Path, tensors: Tensors, settings: dict[str, Any], config: 
     skipped = skipped_tensors(tensors, config) - {HEAD}
     stored = {name: read for name, read in tensors.items() if isinstance(read, FileTensor)}
     embed = stored[EMBED].name if EMBED in stored else EMBED
-    head = stored[HEAD].name if HEAD in stored else HEAD
     return Unread(
         {read.name: read for name, read in stored.items() if name in skipped}, settings,
-        embed.removesuffix("embed_tokens.weight"), head,
+        embed.removesuffix("embed_tokens.weight"), stored[HEAD].name if HEAD in stored else HEAD,
         tuple(folder / name for name in PROCESSOR_FILES if (folder / name).is_file()),
     )  # fmt: skip
 

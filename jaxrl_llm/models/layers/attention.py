@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers.delta import in_chunks
 from jaxrl_llm.models.layers.parts import Rotations, rms_norm, rotate, scores, softmax, unit_norm
 from jaxrl_llm.models.layers.projections import project, project_summed
 from jaxrl_llm.models.layers.sink_slots import Slots, prepend_slots
@@ -60,15 +61,10 @@ def attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing, of_bl
     if size >= L:
         return _attention(q, k, v, visible, how)
     count = -(-L // size)
-
-    def cut(x: Array) -> Array:
-        x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(N, count, size, *x.shape[2:]).swapaxes(0, 1)
-
     of, sees = of_block or (visible, lambda each: each)
     block = jax.checkpoint(lambda each: _attention(each[0], k, v, sees(each[1]), how), prevent_cse=False)
-    found = jax.lax.map(block, (cut(q), jax.tree.map(cut, of)))
-    return found.swapaxes(0, 1).reshape(N, count * size, H, -1)[:, :L]
+    parts = jax.tree.map(lambda x: in_chunks(x, count, size).swapaxes(0, 1), (q, of))
+    return jax.lax.map(block, parts).swapaxes(0, 1).reshape(N, count * size, H, -1)[:, :L]
 
 
 def _attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing) -> Array:
@@ -84,8 +80,7 @@ def _attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing) -> A
     sinks = how.sinks
     if sinks is not None:
         sinks = jnp.broadcast_to(sinks.astype(logits.dtype).reshape(K, H // K, 1), logits.shape[:-1])
-    weights = softmax(logits, sinks).astype(v.dtype).reshape(N, K, (H // K) * L, -1)
-    out = jnp.einsum("nkqs,nksh->nkqh", weights, v)
+    out = jnp.einsum("nkqs,nksh->nkqh", softmax(logits, sinks).astype(v.dtype).reshape(N, K, (H // K) * L, -1), v)
     return out.reshape(N, K, H // K, L, -1).transpose(0, 3, 1, 2, 4).reshape(N, L, H, -1)
 
 
@@ -121,8 +116,7 @@ def heads_of(
     def rotated(name: str) -> Array:
         x = project_heads(rows.reshape(y.shape), layer, name, placement)
         if (together := layer.get(f"{name}_joint_norm")) is not None:
-            flat = norm(x.reshape(*x.shape[:2], -1), together.reshape(-1), config)
-            x = flat.reshape(x.shape)
+            x = norm(x.reshape(*x.shape[:2], -1), together.reshape(-1), config).reshape(x.shape)
         return turned(x, layer.get(f"{name}_norm"), cos, sin)
 
     q = rotated("query")

@@ -43,8 +43,7 @@ def latent_heads(
         grown = rotations.growth[rope][..., None, None].astype(q.dtype)
         plain, q_turned = plain * grown, q_turned * grown
     if absorbed:
-        into = with_adapter(layer, "key_out")
-        plain = jnp.einsum("nlhp,rhp->nlhr", plain, into.astype(plain.dtype))
+        plain = jnp.einsum("nlhp,rhp->nlhr", plain, with_adapter(layer, "key_out").astype(plain.dtype))
         kept = jnp.concatenate([c[:, :, None], k_turned], -1)
         return Heads(jnp.concatenate([plain, q_turned], -1), kept, kept)
     keys, values = (project_heads(c, layer, each, placement) for each in ("key_out", "value_out"))

@@ -91,9 +91,8 @@ def _attention(
     else:
         own = heads_of(y, layer, config, rotations, rope, placement, given.keys)
     q, k, v = map(placement.heads, own)
-    how = Weighing(
-        window, config.query_scale, config.attention_softcap, layer.get("sinks"), slots_of(layer, k.shape[2])
-    )
+    slots = slots_of(layer, k.shape[2])
+    how = Weighing(window, config.query_scale, config.attention_softcap, layer.get("sinks"), slots)
     found, memory = settings.attend(q, k, v, given.memory, how)
     found = placement.tokens(found)
     if config.latent and settings.absorbed:
@@ -119,9 +118,8 @@ def _mlp(
         none = not_recorded(given, x.shape[:2], settings.config) if record else None
         return mlp(y, layer, config, placement), none if counted is None else no_load(settings.config, x.dtype)
     states, routed = (norm(x, layer["experts_norm"], config), x) if config.shared_apart else (y, y)
-    found = expert_mlp(
-        states, layer, config, partial(gated, config=config), placement.routed, given, record, routed, counted
-    )
+    own = partial(gated, config=config)
+    found = expert_mlp(states, layer, config, own, placement.routed, given, record, routed, counted)
     out, routing = found if record or counted is not None else (found, None)
     if config.shared_size:
         shared = mlp(y, layer, config, placement, "shared_")
@@ -144,10 +142,7 @@ def mlp(x: Array, layer: Layer, config: ModelConfig, placement: Placement = ANYW
         return out if bias is None else out + bias
 
     rows = x.reshape(-1, x.shape[-1])  # as which the gradients of both projections add up: see `Placement.flat`
-
-    def way(name: str) -> Array:
-        return placement.units(projected(rows.reshape(x.shape), name))
-
+    way = lambda name: placement.units(projected(rows.reshape(x.shape), name))  # noqa: E731
     return projected(placement.units(gated(way(gate), way(up), config)), down)
 
 

@@ -186,8 +186,7 @@ def _choices(
     of_chosen = config.normalise_router and not config.router_sigmoid
     # A sum of one number and zeros, whose gradient needs no scatter.
     of_each = experts[:, :, None] == jnp.arange(logits.shape[-1])
-    each = (logits if of_chosen else _scores(logits, config))[:, None]
-    weights = jnp.sum(of_each * each, axis=-1)
+    weights = jnp.sum(of_each * (logits if of_chosen else _scores(logits, config))[:, None], axis=-1)
     if of_chosen:
         weights = _scores(weights, config)
     elif config.normalise_router:

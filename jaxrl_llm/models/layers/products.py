@@ -24,25 +24,16 @@ from jaxrl_kernels.half_products import matmul, over_rows
 from jaxrl_kernels.partition import vary_together
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models import quantised
 from jaxrl_llm.models.layers.ragged import Groups, of_matrices, ragged_dot
-from jaxrl_llm.models.quantised import (
-    BlockRounding,
-    Quantised,
-    QuantisedBlocks,
-    StraightThrough,
-    StraightThroughBlocks,
-    Weight,
-    in_blocks,
-    quantise_blocks,
-    rounded,
-)
+from jaxrl_llm.models.quantised import Quantised, QuantisedBlocks, StraightThrough, in_blocks, quantise_blocks, rounded
 from jaxrl_llm.models.quantised.normal_float import NormalFloat, as_floats
 
 FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting the weights, mostly
 BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache
 
 
-def product(x: Array, weight: Weight) -> Array:
+def product(x: Array, weight: quantised.Weight) -> Array:
     """x [M, K] times a matrix of K inputs, whose axes may be several: [M, N], in the dtype of x if it is rounded."""
     K = x.shape[1]
     if isinstance(weight, Quantised):
@@ -53,9 +44,8 @@ def product(x: Array, weight: Weight) -> Array:
         weight = NormalFloat(levels, weight.scale.reshape(-1, levels.shape[1]))
         return _frozen_product(*vary_together(x, weight), None)
     if isinstance(weight, QuantisedBlocks):
-        values = weight.values.reshape(K, -1)
-        return quantised_product(*vary_together(x, dataclasses.replace(weight, values=values)))
-    if isinstance(weight, StraightThroughBlocks):
+        return quantised_product(*vary_together(x, dataclasses.replace(weight, values=weight.values.reshape(K, -1))))
+    if isinstance(weight, quantised.StraightThroughBlocks):
         return straight_through_product(*vary_together(x, weight.weight.reshape(K, -1)), weight.how)
     if isinstance(weight, StraightThrough):
         w, scale = weight.weight.reshape(K, -1), weight.scale.reshape(1, -1)
@@ -112,10 +102,7 @@ def _product(x: Array, q: Quantised | NormalFloat, groups: Groups | None) -> Arr
     if groups is not None:
         y = jax.lax.ragged_dot(x, q.values.astype(x.dtype), groups.sizes, preferred_element_type=sums)
         return (y * _scale_of_rows(q.scale, groups)).astype(x.dtype)
-
-    def whole(x: Array, values: Array) -> Array:
-        return jnp.matmul(x, values.astype(x.dtype), preferred_element_type=sums)
-
+    whole = lambda x, values: jnp.matmul(x, values.astype(x.dtype), preferred_element_type=sums)  # noqa: E731
     by_blocks = len(x) <= FEW_ROWS and q.values.size > BLOCK and sums == jnp.float32
     y = jax.lax.platform_dependent(x, q.values, cpu=_blocked if by_blocks else whole, default=whole)
     return (y * q.scale).astype(x.dtype)
@@ -175,8 +162,7 @@ def _straight_through_backward(
     values = rounded(w, scale, kind).values.astype(x.dtype)
     of_rows = scale if groups is None else _scale_of_rows(scale, groups)
     dx = _into_inputs((dy * of_rows).astype(x.dtype), values, groups)
-    dw = over_rows(x, dy) if groups is None else of_matrices(x, dy, groups)
-    return dx, dw.astype(w.dtype), None, None
+    return dx, (over_rows(x, dy) if groups is None else of_matrices(x, dy, groups)).astype(w.dtype), None, None
 
 
 _straight_through.defvjp(
@@ -195,15 +181,14 @@ def quantised_product(x: Array, w: QuantisedBlocks) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def straight_through_product(x: Array, w: Array, how: BlockRounding) -> Array:
+def straight_through_product(x: Array, w: Array, how: quantised.BlockRounding) -> Array:
     """R(x) [M, K] times R2(w) [K, N]: [M, N] in the dtype of x, with the gradients of the module's docstring."""
     return quantised_product(x, quantise_blocks(w, how))
 
 
-def _rounded_backward(how: BlockRounding, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+def _rounded_backward(how: quantised.BlockRounding, residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w = residuals
-    rounded = quantise_blocks(w.T, how)
-    dx = quantised_product(dy, rounded)
+    dx = quantised_product(dy, quantise_blocks(w.T, how))
     by_rows, scale = in_blocks(dy, (how.size, 1), how.kind)
     dw = _product_of_groups(_in_groups(x.T, how), (by_rows, scale), how.size)
     return dx.astype(x.dtype), dw.astype(w.dtype)
@@ -212,7 +197,7 @@ def _rounded_backward(how: BlockRounding, residuals: tuple[Array, Array], dy: Ar
 straight_through_product.defvjp(lambda x, w, how: (straight_through_product(x, w, how), (x, w)), _rounded_backward)
 
 
-def _in_groups(a: Array, how: BlockRounding) -> Rounded:
+def _in_groups(a: Array, how: quantised.BlockRounding) -> Rounded:
     """A matrix [M, K], rounded in groups along its rows: values, and scales [M, groups]."""
     return in_blocks(a, (1, how.size), how.kind)
 

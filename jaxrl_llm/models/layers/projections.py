@@ -169,6 +169,5 @@ def project_summed(x: Array, layer: dict[str, Any], name: str, placement: Placem
     """
     joined, alone = name in placement.joined, name + LORA_IN not in layer and ROWS not in layer
     if alone and (spread := placement.flat(*x.shape[:2])) is not None:
-        out = spread(project(x.reshape(-1, x.shape[-1]), layer[name], layer, name, joined))
-        return out.reshape(*x.shape[:2], -1)
+        return spread(project(x.reshape(-1, x.shape[-1]), layer[name], layer, name, joined)).reshape(*x.shape[:2], -1)
     return project(x, layer[name], layer, name, joined)

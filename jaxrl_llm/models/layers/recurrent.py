@@ -55,9 +55,8 @@ def convolve(x: Array, weight: Array, before: Callable[[Array, int], Array]) -> 
 
     before: x and a number of steps to x of the tokens so many before.
     """
-    taps = weight.shape[0]
     out = x * weight[-1]
-    for back in range(1, taps):
+    for back in range(1, weight.shape[0]):
         out = out + before(x, back) * weight[-1 - back]
     return out
 
@@ -76,9 +75,8 @@ def delta_mixer(
 
     def convolved(x: Array, name: str, window: Array | None) -> Array:
         taps = layer[f"{name}_taps"]
-        return rounded_once(jax.nn.silu)(flow.convolve(x, taps.reshape(sizes.taps, -1), window)).reshape(
-            *x.shape[:2], *taps.shape[1:]
-        )
+        out = rounded_once(jax.nn.silu)(flow.convolve(x, taps.reshape(sizes.taps, -1), window))
+        return out.reshape(*x.shape[:2], *taps.shape[1:])
 
     # Each by itself: heads of the three are sharded alike.
     names, wide = ("query", "key", "value"), accumulation_dtype(y.dtype)
@@ -88,14 +86,12 @@ def delta_mixer(
     q, k = ((q * sizes.key**-0.5).astype(y.dtype), k.astype(y.dtype))
     rate = jnp.exp(layer["log_rate"].astype(wide))
     g = -rate * jax.nn.softplus(projected("delta_decay").astype(wide) + layer["decay_bias"].astype(wide))
-    beta = jax.nn.sigmoid(projected("delta_rate").astype(wide))
-    out, state = flow.delta(DeltaInputs(q, k, v, g, beta), state)
+    out, state = flow.delta(DeltaInputs(q, k, v, g, jax.nn.sigmoid(projected("delta_rate").astype(wide))), state)
     gate = projected("delta_gate").reshape(out.shape)
     out = rms_norm(out.astype(y.dtype), layer["delta_norm"], config.norm_epsilon)
     out = (out.astype(wide) * jax.nn.silu(gate.astype(wide))).astype(y.dtype)
-    out = project(
-        out.reshape(*out.shape[:2], -1), layer["delta_out"], layer, "delta_out", "delta_out" in placement.joined
-    )
+    out, name = out.reshape(*out.shape[:2], -1), "delta_out"
+    out = project(out, layer[name], layer, name, name in placement.joined)
     after = tuple(flow.window(x, window, sizes.taps) for x, window in zip(mixed, windows, strict=True))
     return out, None if after[0] is None else State(after, state)
 
@@ -119,10 +115,8 @@ def convolution_mixer(
 ) -> tuple[Array, State | None]:
     """What a gated short convolution makes of states y [N, L, D], and what it carries on (LFM2)."""
     window = None if memory is None else memory.windows[0]
-    gate_in, gate_out, x = (
-        project(y, layer[name], layer, name, name in placement.joined)
-        for name in ("conv_in", "conv_gate", "conv_value")
-    )
+    names = ("conv_in", "conv_gate", "conv_value")
+    gate_in, gate_out, x = (project(y, layer[name], layer, name, name in placement.joined) for name in names)
     x = gate_in * x
     out = gate_out * flow.convolve(x, layer["conv_taps"], window)
     after = flow.window(x, window, config.convolution)
@@ -132,15 +126,11 @@ def convolution_mixer(
 
 def rows_flow(length: Array) -> Flow:
     """Rows that begin with `length` (int32[N]) tokens, which follow each other."""
-
-    def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Array]:
-        real = jnp.arange(x.g.shape[1]) < length[:, None]
-        return in_rows(only(x, real), CHUNK, state)
+    delta = lambda x, state: in_rows(only(x, jnp.arange(x.g.shape[1]) < length[:, None]), CHUNK, state)  # noqa: E731
 
     def window(x: Array, old: Array | None, taps: int) -> Array:
         whole = _with_window(x, old, taps - 1)
-        at = length[:, None] + jnp.arange(taps - 1)
-        return jnp.take_along_axis(whole, at[:, :, None], axis=1)
+        return jnp.take_along_axis(whole, (length[:, None] + jnp.arange(taps - 1))[:, :, None], axis=1)
 
     return Flow(_in_order, delta, window)
 
@@ -165,8 +155,7 @@ def _with_window(x: Array, window: Array | None, steps: int) -> Array:
 
 def segments_flow(segments: Array) -> Flow:
     """Rows of several segments, int32[N, L], 0 for padding: each begins with nothing, and nothing is left."""
-    L = segments.shape[1]
-    real = segments > 0
+    L, real = segments.shape[1], segments > 0
     latest = jax.lax.cummax(jnp.where(real, jnp.arange(L), -1), axis=1)
     one_before = jnp.pad(latest, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
     same = jnp.take_along_axis(segments, jnp.maximum(one_before, 0), axis=1) == segments

@@ -24,8 +24,7 @@ def slots_of(layer: dict[str, Any], heads: int) -> Slots | None:
     """The slots of a layer, None where it has none. heads: so many key-value heads, copies of each in turn."""
     if "sink_keys" not in layer:
         return None
-    found = layer["sink_keys"], layer["sink_values"]
-    return Slots(*(jnp.repeat(x, heads // x.shape[0], axis=0) for x in found))
+    return Slots(*(jnp.repeat(x, heads // x.shape[0], axis=0) for x in (layer["sink_keys"], layer["sink_values"])))
 
 
 def prepend_slots(k: Array, v: Array, visible: Array, slots: Slots) -> tuple[Array, Array, Array]:
@@ -46,5 +45,4 @@ def merge_slots(part: PartialAttention, q: Array, slots: Slots, scale: float, so
     other = partial_attention(q, k, v, jnp.ones((N, 1, v.shape[2]), bool), None, None, scale, softcap)
     most = jnp.maximum(part.m, other.m)
     a, b = jnp.exp(part.m - most), jnp.exp(other.m - most)
-    acc = part.acc * a[..., None] + other.acc * b[..., None]
-    return PartialAttention(acc, most, part.l * a + other.l * b)
+    return PartialAttention(part.acc * a[..., None] + other.acc * b[..., None], most, part.l * a + other.l * b)

@@ -104,9 +104,8 @@ def policy_outputs(
 def _perturbed(policy: Policy, params: Params, batch: Trajectories, wanted: Wanted) -> PolicyOutputs:
     """The outputs of an update by evolution. InputError for what only a pass through the model finds."""
     if other := {*wanted.names, *(["tempered_logp"] if wanted.temperatures else [])} - {PERTURBATION}:
-        raise InputError(
-            f"an update by evolution runs no model, and has no {', '.join(sorted(other))}: leave out one of the two"
-        )
+        why = f"an update by evolution runs no model, and has no {', '.join(sorted(other))}: leave out one of the two"
+        raise InputError(why)
     drawn = jnp.where(batch.action_mask, batch.behaviour_logp, 0.0)
     entropy = jnp.zeros_like(drawn) if batch.entropy is None else jnp.where(batch.action_mask, batch.entropy, 0.0)
     return PolicyOutputs(drawn, entropy, {PERTURBATION: perturbations(policy, params, batch)})
@@ -131,8 +130,7 @@ def _drawn_from(
     others = None
     if hook.other is not None:
         others, _ = packed_states(policy, jax.lax.stop_gradient(params["other"]), batch.tokens, packing)
-    state = numbers_of(hook, batch, packing)
-    places = Places(view.states, view.targets, view.temperature, view.floor, state, others)
+    places = Places(view.states, view.targets, view.temperature, view.floor, numbers_of(hook, batch, packing), others)
     return hooked_logp(policy, hook, params, places)
 
 

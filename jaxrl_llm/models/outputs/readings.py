@@ -4,12 +4,14 @@ M tokens are chosen, of a batch [N, L]; D is the width of the model, K a number 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.models import vocabulary
 from jaxrl_llm.models.canvases import MASKED, draw_masks
 from jaxrl_llm.models.critic import implicit_logp, values_at
 from jaxrl_llm.models.outputs.wanted import Wanted
@@ -17,15 +19,7 @@ from jaxrl_llm.models.packed_states import View, logp_at, view_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import inner_policy
-from jaxrl_llm.models.vocabulary import (
-    Distribution,
-    divergence,
-    logits_of_block,
-    logp_of_tokens,
-    most_probable,
-    unembedding_blocks,
-    vocabulary_sum,
-)
+from jaxrl_llm.models.vocabulary import Distribution, logits_of_block, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -66,8 +60,7 @@ def tempered_logp(seen: Seen, times: float) -> Array:
 
 def _internal_logp(seen: Seen) -> Array:
     inner, weights = inner_policy(seen.policy, seen.params, seen.wanted.layer)
-    states = view_of(inner, weights, seen.batch, seen.packing)._replace(floor=None)
-    return logp_at(inner, weights, states)[0]
+    return logp_at(inner, weights, view_of(inner, weights, seen.batch, seen.packing)._replace(floor=None))[0]
 
 
 def _top_tokens(seen: Seen) -> dict[str, Array]:
@@ -87,7 +80,7 @@ def _teacher_divergence(seen: Seen) -> Array:
     head = seen.params["teacher"]["unembedding"]
     states = seen.at("teacher_states").astype(head.dtype)
     teacher = Distribution(states, head, seen.view.temperature, *seen.policy.teacher)  # at the same temperatures
-    return divergence(seen.whole, teacher, seen.wanted.beta)
+    return vocabulary.divergence(seen.whole, teacher, seen.wanted.beta)
 
 
 ADAM = ("beta1", "beta2", "epsilon")  # controls that "adam_step" reads
@@ -161,19 +154,14 @@ def adam_step(
     """
     V = source.unembedding.shape[0]
     block = min(block, V)
-    rows, starts = unembedding_blocks(source, block)
-    parts = tuple(
-        jnp.pad(moments[name].astype(jnp.float32), ((0, len(rows) * block - V), (0, 0))).reshape(rows.shape)
-        for name in ("first", "second")
-    )
+    rows, starts = vocabulary.unembedding_blocks(source, block)
+    padded = lambda x: jnp.pad(x.astype(jnp.float32), ((0, len(rows) * block - V), (0, 0)))  # noqa: E731
+    parts = tuple(padded(moments[name]).reshape(rows.shape) for name in ("first", "second"))
     b1, b2, epsilon = betas
     after = moments["count"].astype(jnp.float32) + 1
     hidden = source.hidden.astype(jnp.float32)
-
-    def normaliser(total: Array, each: tuple[Array, Array]) -> tuple[Array, None]:
-        return jnp.logaddexp(total, jax.nn.logsumexp(logits_of_block(source, *each), axis=1)), None
-
-    M = hidden.shape[0]
+    M, log_sum = hidden.shape[0], partial(jax.nn.logsumexp, axis=1)
+    normaliser = lambda total, each: (jnp.logaddexp(total, log_sum(logits_of_block(source, *each))), None)  # noqa: E731
     total, _ = jax.lax.scan(normaliser, jnp.full(M, -jnp.inf), (rows, starts))
 
     def add(sums: Array, each: tuple[Array, ...]) -> tuple[Array, None]:

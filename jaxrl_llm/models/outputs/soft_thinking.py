@@ -18,17 +18,16 @@ OF_TOKENS = frozenset({"internal_logp", "heated_logp", "greedy", "implicit_logp"
 
 def check_thinking(thinking: SoftThinking, config: ModelConfig) -> None:
     """InputError for a model that cannot think softly; static."""
-    for what, so in (
-        ("a masked-diffusion model, which draws tokens in no order", config.unmasking is not None),
-        ("a reward model", bool(config.score)),
-        ("a model whose layers have embeddings of their own", bool(config.layer_inputs)),
-    ):
-        if so:
+    for setting, what in {
+        "unmasking": "a masked-diffusion model, which draws tokens in no order",
+        "score": "a reward model",
+        "layer_inputs": "a model whose layers have embeddings of their own",
+    }.items():
+        if getattr(config, setting):
             raise InputError(f"this is {what}, and does not think softly: choose another model or method")
     if thinking.top_k > config.known_tokens:
-        raise InputError(
-            f"soft thinking mixes {thinking.top_k} tokens, but the model has {config.known_tokens}: lower top_k"
-        )
+        why = f"soft thinking mixes {thinking.top_k} tokens, but the model has {config.known_tokens}: lower top_k"
+        raise InputError(why)
 
 
 def check_thoughts(policy: Policy, batch: Trajectories, wanted: Iterable[str]) -> None:
@@ -36,9 +35,8 @@ def check_thoughts(policy: Policy, batch: Trajectories, wanted: Iterable[str]) -
     if batch.thoughts is None:
         return
     if policy.thinking is None:
-        raise InputError(
-            "the batch has soft tokens, but the policy does not think so: dataclasses.replace(policy, thinking=...)"
-        )
+        why = "the batch has soft tokens, but the policy does not think so: dataclasses.replace(policy, thinking=...)"
+        raise InputError(why)
     if (found := tuple(batch.thoughts.shape[2:])) != (RECORD, policy.thinking.top_k):
         raise InputError(
             f"the batch has soft tokens of the shape {list(found)}, but the policy's are of "

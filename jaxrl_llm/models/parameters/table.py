@@ -5,6 +5,7 @@ Names in Hugging Face's format are those of Llama; a family has its own where it
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
@@ -24,42 +25,36 @@ def _has(*fields: str) -> Callable[[ModelConfig], bool]:
     return lambda config: all(getattr(config, field) for field in fields)
 
 
-def _attends(config: ModelConfig) -> bool:
-    return not config.carries
-
-
 def _own_keys(config: ModelConfig) -> bool:
-    return _attends(config) and not config.latent and not config.keys_of
+    return not config.carries and not config.latent and not config.keys_of
 
 
 def _attending(*fields: str) -> Callable[[ModelConfig], bool]:
     """The same as `_has`, of layers that attend."""
-    return lambda config: _attends(config) and all(getattr(config, field) for field in fields)
+    return lambda config: not config.carries and all(getattr(config, field) for field in fields)
 
 
-def _dense(config: ModelConfig) -> bool:
-    return not config.num_experts
+def _dense(*fields: str) -> Callable[[ModelConfig], bool]:
+    """The same as `_has`, of layers without experts."""
+    return lambda config: not config.num_experts and all(getattr(config, field) for field in fields)
 
 
-_KEYS = _own_keys
-_QK_NORM, _JOINT_NORM = _attending("qk_norm"), _attending("joint_qk_norm")
-_POST_NORMS, _PRE_NORMS = _has("post_norms"), _has("pre_norms")
+_QK_NORM, _POST_NORMS, _PRE_NORMS = _attending("qk_norm"), _has("post_norms"), _has("pre_norms")
 _EXPERTS, _SHARED, _LATENT, _DELTA, _CONVOLUTION = (
     _has(name) for name in ("num_experts", "shared_size", "latent", "delta", "convolution")
 )
 
 _ROWS = ("vocabulary", "hidden")
+_UNITS = ("gate", "hidden inner", "inner"), ("up", "hidden inner", "inner"), ("down", "inner hidden", "hidden")
 
 
-def _expert(name: str, axes: str, huggingface: str, gguf: str, bias: str) -> tuple[Weight, ...]:
-    """A projection of every expert, and its bias."""
-    of_experts = "mlp.experts.{expert}"
-    return (
-        _of_layer(name, f"experts {axes}", NORMAL, f"{of_experts}.{huggingface}.weight", f"{gguf}.{{expert}}.weight", 1,
-                  when=_EXPERTS),
-        _of_layer(f"{name}_bias", f"experts {bias}", ZEROS, f"{of_experts}.{huggingface}.bias",
-                  f"{gguf}.{{expert}}.bias", when=_has("num_experts", "mlp_bias")),
-    )  # fmt: skip
+def _projection(name: str, axes: str, bias: str, of_experts: bool = False) -> tuple[Weight, Weight]:
+    """A projection of the MLP, or of every expert, and its bias."""
+    lead, hf, gguf = ("experts ", "experts.{expert}.", ".{expert}") if of_experts else ("", "", "")
+    when = partial(_has, "num_experts") if of_experts else _dense
+    hf, gguf = f"mlp.{hf}{name}_proj", f"ffn_{name}{gguf}"
+    weight = _of_layer(name, lead + axes, NORMAL, f"{hf}.weight", f"{gguf}.weight", 1, when=when())
+    return weight, _of_layer(f"{name}_bias", lead + bias, ZEROS, f"{hf}.bias", f"{gguf}.bias", when=when("mlp_bias"))
 
 
 def _linear(name: str, axes: str, huggingface: str, gguf: str, inputs: int, when: Any) -> Weight:
@@ -74,19 +69,16 @@ TABLE = (
            when=lambda config: not config.tie_embeddings and not config.score),
     _of_layer("attention_norm", "hidden", IDENTITY, "input_layernorm.weight", "attn_norm.weight", when=_PRE_NORMS),
     _of_layer("query", "hidden heads head_size", NORMAL, "self_attn.q_proj.weight", "attn_q.weight", 1, True,
-              lambda config: _attends(config) and not (config.latent and config.latent.query_rank)),
-    _of_layer("key", "hidden kv_heads head_size", NORMAL, "self_attn.k_proj.weight", "attn_k.weight", 1, True, _KEYS),
+              lambda config: not config.carries and not (config.latent and config.latent.query_rank)),
+    _of_layer("key", "hidden kv_heads head_size", NORMAL, "self_attn.k_proj.weight", "attn_k.weight", 1, True,
+              _own_keys),
     _of_layer("value", "hidden kv_heads head_size", NORMAL, "self_attn.v_proj.weight", "attn_v.weight", 1,
               when=lambda config: _own_keys(config) and not config.keys_as_values),
-    _of_layer("out", "heads value_size hidden", NORMAL, "self_attn.o_proj.weight", "attn_output.weight", 2,
-              when=_attends),
+    _linear("out", "heads value_size hidden", "self_attn.o_proj.weight", "attn_output.weight", 2, _attending()),
     _of_layer("mlp_norm", "hidden", IDENTITY, "post_attention_layernorm.weight", "ffn_norm.weight", when=_PRE_NORMS),
-    _of_layer("query_bias", "heads head_size", ZEROS, "self_attn.q_proj.bias", "attn_q.bias", 0, True,
-              _attending("attention_bias")),
-    _of_layer("key_bias", "kv_heads head_size", ZEROS, "self_attn.k_proj.bias", "attn_k.bias", 0, True,
-              _attending("attention_bias")),
-    _of_layer("value_bias", "kv_heads head_size", ZEROS, "self_attn.v_proj.bias", "attn_v.bias",
-              when=_attending("attention_bias")),
+    *(_of_layer(f"{name}_bias", f"{heads} head_size", ZEROS, f"self_attn.{name[0]}_proj.bias", f"attn_{name[0]}.bias",
+                0, name != "value", _attending("attention_bias"))
+      for name, heads in (("query", "heads"), ("key", "kv_heads"), ("value", "kv_heads"))),
     _of_layer("out_bias", "hidden", ZEROS, "self_attn.o_proj.bias", "attn_output.bias", when=_attending("output_bias")),
     _of_layer("query_norm", "head_size", IDENTITY, "self_attn.q_norm.weight", "attn_q_norm.weight", 0, True, _QK_NORM),
     _of_layer("key_norm", "head_size", IDENTITY, "self_attn.k_norm.weight", "attn_k_norm.weight", 0, True,
@@ -95,40 +87,25 @@ TABLE = (
               "post_attention_norm.weight", when=_POST_NORMS),
     _of_layer("mlp_post_norm", "hidden", IDENTITY, "post_feedforward_layernorm.weight", "post_ffw_norm.weight",
               when=_POST_NORMS),
-    _linear("gate", "hidden inner", "mlp.gate_proj.weight", "ffn_gate.weight", 1, _dense),
-    _of_layer("gate_bias", "inner", ZEROS, "mlp.gate_proj.bias", "ffn_gate.bias",
-              when=lambda config: config.mlp_bias and _dense(config)),
-    _linear("up", "hidden inner", "mlp.up_proj.weight", "ffn_up.weight", 1, _dense),
-    _of_layer("up_bias", "inner", ZEROS, "mlp.up_proj.bias", "ffn_up.bias",
-              when=lambda config: config.mlp_bias and _dense(config)),
-    _linear("down", "inner hidden", "mlp.down_proj.weight", "ffn_down.weight", 1, _dense),
-    _of_layer("down_bias", "hidden", ZEROS, "mlp.down_proj.bias", "ffn_down.bias",
-              when=lambda config: config.mlp_bias and _dense(config)),
+    *(weight for own in _UNITS for weight in _projection(*own)),
     _linear("router", "hidden experts", "mlp.gate.weight", "ffn_gate_inp.weight", 1, _EXPERTS),
-    *_expert("gate", "hidden inner", "gate_proj", "ffn_gate", "inner"),
-    *_expert("up", "hidden inner", "up_proj", "ffn_up", "inner"),
-    *_expert("down", "inner hidden", "down_proj", "ffn_down", "hidden"),
+    *(weight for own in _UNITS for weight in _projection(*own, of_experts=True)),
     _of_layer("router_bias", "choices", ZEROS, "mlp.router.bias", "ffn_gate_inp.bias", when=_has("router_bias")),
     _of_layer("router_correction", "choices", ZEROS, "mlp.gate.e_score_correction_bias", "exp_probs_b.bias",
               when=_has("router_correction")),
     _of_layer("router_norm", "hidden", IDENTITY, "router.scale", "ffn_gate_inp.scale", when=_has("router_norm")),
     _of_layer("expert_scale", "choices", IDENTITY, "router.per_expert_scale", "ffn_down_exps.scale",
               when=_has("router_norm")),
-    _linear("shared_gate", "hidden shared", "mlp.shared_experts.gate_proj.weight", "ffn_gate_shexp.weight", 1, _SHARED),
-    _linear("shared_up", "hidden shared", "mlp.shared_experts.up_proj.weight", "ffn_up_shexp.weight", 1, _SHARED),
-    _linear("shared_down", "shared hidden", "mlp.shared_experts.down_proj.weight", "ffn_down_shexp.weight", 1, _SHARED),
+    *(_linear(f"shared_{name}", axes.replace("inner", "shared"), f"mlp.shared_experts.{name}_proj.weight",
+              f"ffn_{name}_shexp.weight", 1, _SHARED) for name, axes, _ in _UNITS),
     _linear("shared_switch", "hidden one", "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight", 1,
             _has("shared_gate")),
-    _of_layer("experts_norm", "hidden", IDENTITY, "pre_feedforward_layernorm_2.weight", "pre_ffw_norm_2.weight",
-              when=_has("shared_apart")),
-    _of_layer("experts_post_norm", "hidden", IDENTITY, "post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight",
-              when=_has("shared_apart")),
-    _of_layer("shared_post_norm", "hidden", IDENTITY, "post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight",
-              when=_has("shared_apart")),
-    _of_layer("query_joint_norm", "heads head_size", IDENTITY, "self_attn.q_norm.weight", "attn_q_norm.weight", 0, True,
-              _JOINT_NORM),
-    _of_layer("key_joint_norm", "kv_heads head_size", IDENTITY, "self_attn.k_norm.weight", "attn_k_norm.weight", 0,
-              True, _JOINT_NORM),
+    *(_of_layer(f"{name}_norm", "hidden", IDENTITY, f"{place}_feedforward_layernorm_{number}.weight",
+                f"{place}_ffw_norm_{number}.weight", when=_has("shared_apart"))
+      for name, place, number in (("experts", "pre", 2), ("experts_post", "post", 2), ("shared_post", "post", 1))),
+    *(_of_layer(f"{name}_joint_norm", f"{heads} head_size", IDENTITY, f"self_attn.{name[0]}_norm.weight",
+                f"attn_{name[0]}_norm.weight", 0, True, _attending("joint_qk_norm"))
+      for name, heads in (("query", "heads"), ("key", "kv_heads"))),
     _of_layer("sinks", "heads", ZEROS, "self_attn.sinks", "attn_sinks.weight", when=_attending("attention_sinks")),
     # No published format has them.
     _of_layer("sink_keys", "kv_heads slots head_size", ZEROS, "", "", when=_attending("sink_slots")),
@@ -154,15 +131,12 @@ TABLE = (
     *(_of_layer(f"{name}_taps", f"taps {heads}_heads {heads}_size", NORMAL, f"linear_attn.conv1d_{name}.weight",
                 f"ssm_conv1d_{name}.weight", 1, when=_DELTA)
       for name, heads in (("query", "query"), ("key", "query"), ("value", "state"))),
-    _of_layer("delta_rate", "hidden state_heads", NORMAL, "linear_attn.in_proj_b.weight", "ssm_beta.weight", 1,
-              when=_DELTA),
-    _of_layer("delta_decay", "hidden state_heads", NORMAL, "linear_attn.in_proj_a.weight", "ssm_alpha.weight", 1,
-              when=_DELTA),
+    _linear("delta_rate", "hidden state_heads", "linear_attn.in_proj_b.weight", "ssm_beta.weight", 1, _DELTA),
+    _linear("delta_decay", "hidden state_heads", "linear_attn.in_proj_a.weight", "ssm_alpha.weight", 1, _DELTA),
     _of_layer("log_rate", "state_heads", ZEROS, "linear_attn.A_log", "ssm_a", when=_DELTA),
     _of_layer("decay_bias", "state_heads", ZEROS, "linear_attn.dt_bias", "ssm_dt.bias", when=_DELTA),
     _of_layer("delta_norm", "state_size", PLAIN, "linear_attn.norm.weight", "ssm_norm.weight", when=_DELTA),
-    _of_layer("delta_out", "state_heads state_size hidden", NORMAL, "linear_attn.out_proj.weight", "ssm_out.weight", 2,
-              when=_DELTA),
+    _linear("delta_out", "state_heads state_size hidden", "linear_attn.out_proj.weight", "ssm_out.weight", 2, _DELTA),
     *(_linear(name, "hidden channels", f"conv.{name}.weight", f"{name}.weight", 1, _CONVOLUTION)
       for name in ("conv_in", "conv_gate", "conv_value")),
     _linear("conv_taps", "taps channels", "conv.conv.weight", "shortconv.conv.weight", 1, _CONVOLUTION),

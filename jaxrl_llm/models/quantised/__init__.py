@@ -43,8 +43,7 @@ def scale_of(largest: Array, kind: str) -> Array:
     """The scales f32 by which the largest numbers become the greatest value of a kind of KINDS; 1 where they are 0."""
     # XLA divides by a constant in some programs and multiplies by its inverse in others: ties would be rounded up in
     # one and down in the other.
-    inverse = np.float32(1 / KINDS[kind][1])
-    return jnp.where(largest > SMALLEST, largest.astype(jnp.float32) * inverse, 1.0)
+    return jnp.where(largest > SMALLEST, largest.astype(jnp.float32) * np.float32(1 / KINDS[kind][1]), 1.0)
 
 
 def to_values(scaled: Array, kind: str) -> Array:
@@ -111,12 +110,10 @@ def in_blocks(a: Array, size: tuple[int, int], kind: str) -> tuple[Array, Array]
     *lead, R, C = a.shape
     (rows, columns), a = size, a.astype(jnp.float32)
     whole = jnp.pad(jnp.abs(a), [(0, 0)] * len(lead) + [(0, -R % rows), (0, -C % columns)])
-    blocks = whole.reshape(*lead, -(-R // rows), rows, -(-C // columns), columns)
-    scale = scale_of(jnp.max(blocks, axis=(-3, -1)), kind)
+    scale = scale_of(jnp.max(whole.reshape(*lead, -(-R // rows), rows, -(-C // columns), columns), axis=(-3, -1)), kind)
     # XLA divides by a scale in some programs and multiplies by its inverse in others. Ties, such as half of the largest
     # number in int8, would be rounded up in one and down in the other: here the inverse is explicit.
-    wide = jnp.repeat(jnp.repeat(1 / scale, rows, axis=-2), columns, axis=-1)
-    return to_values(a * wide[..., :R, :C], kind), scale
+    return to_values(a * jnp.repeat(jnp.repeat(1 / scale, rows, axis=-2), columns, axis=-1)[..., :R, :C], kind), scale
 
 
 class Quantised(NamedTuple):

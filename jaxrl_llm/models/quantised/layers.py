@@ -9,21 +9,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models import quantised
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import AnyMesh, split_spec
 from jaxrl_llm.models.parameters import PROJECTIONS, parameter_shapes
-from jaxrl_llm.models.quantised import (
-    BLOCKS,
-    KINDS,
-    Quantised,
-    QuantisedBlocks,
-    StraightThrough,
-    StraightThroughBlocks,
-    is_rounded,
-    quantise,
-    quantise_blocks,
-    straight_through,
-)
+from jaxrl_llm.models.quantised import BLOCKS, KINDS, Quantised, QuantisedBlocks, is_rounded, quantise, quantise_blocks
 from jaxrl_llm.models.quantised.normal_float import NormalFloat, normal_float
 from jaxrl_llm.utils.errors import InputError
 
@@ -51,8 +41,12 @@ def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str,
     kind, InputError: as of `quantised_layer`.
     """
 
-    def mark(name: str, w: Array, kind: str) -> StraightThrough | StraightThroughBlocks:
-        return StraightThroughBlocks(w, BLOCKS[kind]) if kind in BLOCKS else straight_through(w, kind, inputs_of(name))
+    def mark(name: str, w: Array, kind: str) -> quantised.StraightThrough | quantised.StraightThroughBlocks:
+        return (
+            quantised.StraightThroughBlocks(w, BLOCKS[kind])
+            if kind in BLOCKS
+            else quantised.straight_through(w, kind, inputs_of(name))
+        )
 
     return _with_projections(layer, kind, mark)
 
@@ -63,10 +57,8 @@ def _with_projections(layer: dict[str, Any], kind: str | None, change: Callable[
         return layer
     other = {"router": "experts", "key_out": "latent attention"}
     if kind in BLOCKS and (found := [what for name, what in other.items() if name in layer]):
-        raise InputError(
-            f"{kind} rounds the products of dense layers, but the model has {' and '.join(found)}: give weight_dtype "
-            f"{BLOCKS[kind].kind}, or another model"
-        )
+        but = f"but the model has {' and '.join(found)}: give weight_dtype {BLOCKS[kind].kind}, or another model"
+        raise InputError(f"{kind} rounds the products of dense layers, {but}")
     rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
     return {name: change(name, w, kind) if rounds(name, w) else w for name, w in layer.items()}
 

@@ -1,5 +1,6 @@
 """How to draw tokens, and drawing from all logits: with filters, hooks, soft tokens, or records of the best."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -7,15 +8,8 @@ import jax.numpy as jnp
 from jaxrl_kernels import sample_logits
 from jaxrl_kernels.sample.noise import OF_TOKENS, bits_at, gumbel, row_keys
 
+from jaxrl_llm.core import soft_thinking
 from jaxrl_llm.core.hooks import Context, first_state
-from jaxrl_llm.core.soft_thinking import (
-    SoftThinking,
-    drawn_thoughts,
-    entropy_of_kept,
-    heaviest,
-    log_density,
-    no_thoughts,
-)
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
@@ -93,12 +87,13 @@ def draw_from_logits(
     if policy.thinking is None:
         raise InputError("the policy does not think softly: dataclasses.replace(policy, thinking=...)")
     soft = _soft(policy.thinking, scaled_permitted, counters, settings)
-    drawn = drawn._replace(thoughts=no_thoughts(policy.thinking, N))
+    drawn = drawn._replace(thoughts=soft_thinking.no_thoughts(policy.thinking, N))
+    return jax.tree.map(partial(where_rows, thinking), soft, drawn)
 
-    def chosen_of(x: Array, y: Array) -> Array:
-        return jnp.where(jnp.expand_dims(thinking, tuple(range(1, x.ndim))), x, y)
 
-    return jax.tree.map(chosen_of, soft, drawn)
+def where_rows(which: Array, x: Array, y: Array) -> Array:
+    """x [N, ...] in the rows `which`, bool[N], and y elsewhere."""
+    return jnp.where(jnp.expand_dims(which, tuple(range(1, x.ndim))), x, y)
 
 
 def _most_probable(masked: Array, whole: Array, count: int) -> Array:
@@ -109,18 +104,15 @@ def _most_probable(masked: Array, whole: Array, count: int) -> Array:
     return jnp.stack([ids.astype(jnp.float32), logp, untruncated], axis=1)  # ids are exact: far below 2^24
 
 
-def _soft(thinking: SoftThinking, logits: Array, counters: Array, settings: DrawSettings) -> Drawn:
+def _soft(thinking: soft_thinking.SoftThinking, logits: Array, counters: Array, settings: DrawSettings) -> Drawn:
     """A soft token for each row from tempered logits [N, V], -inf where forbidden."""
     keys = row_keys(counters)
-
-    def noise_at(ids: Array) -> Array:
-        return jnp.where(settings.temperature > 0, gumbel(bits_at(keys, OF_TOKENS, ids)), 0.0)
-
-    thoughts = drawn_thoughts(thinking, logits, noise_at)
+    noise_at = lambda ids: jnp.where(settings.temperature > 0, gumbel(bits_at(keys, OF_TOKENS, ids)), 0.0)  # noqa: E731
+    thoughts = soft_thinking.drawn_thoughts(thinking, logits, noise_at)
     kept, logp = thoughts[:, 0] >= 0, thoughts[:, 2]
-    density = log_density(thinking, logp, thoughts)
+    density, entropy = soft_thinking.log_density(thinking, logp, thoughts), soft_thinking.entropy_of_kept(logp, kept)
     floor = jnp.full(logits.shape[0], -jnp.inf)
-    return Drawn(heaviest(thoughts), density, entropy_of_kept(logp, kept), floor, density, thoughts=thoughts)
+    return Drawn(soft_thinking.heaviest(thoughts), density, entropy, floor, density, thoughts=thoughts)
 
 
 def unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:

@@ -73,12 +73,10 @@ def extend_rows(of: Resuming, ring_cache: RingCache, reused: Sequence[tuple[Assi
     }
     arrays: dict[str, Any] = {name: np.asarray(values, np.int32) for name, values in columns.items()}
     into = arrays.pop("into")
-    params = narrowed(policy, weights.loop)
-    drawn = ring_cache.drawn
-    rows = extend(
-        policy, params, prefix_cache, ring_cache.layers, drawn.experts, tokens, *arrays.values(), ring_cache.step
-    )
-    layers, experts = put_rows((ring_cache.layers, drawn.experts), rows, into)
+    params, drawn = narrowed(policy, weights.loop), ring_cache.drawn
+    held = ring_cache.layers, drawn.experts
+    rows = extend(policy, params, prefix_cache, *held, tokens, *arrays.values(), ring_cache.step)
+    layers, experts = put_rows(held, rows, into)
     stats.reused_tokens += sum(how.usable for _, how in reused)
     stats.continued_tokens += sum(map(len, ids))
     stats.padded_tokens += tokens.size
@@ -156,8 +154,7 @@ def restore(
         return each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, pack(k, v, store.keys.dtype))
 
     if ring_experts is not None:  # those of a token are with the one after it, in the column of its key
-        chosen = take_columns(experts, columns(ring_experts.shape[1]), 1)
-        ring_experts = ring_experts.at[into].set(chosen, mode="drop")
+        ring_experts = ring_experts.at[into].set(take_columns(experts, columns(ring_experts.shape[1]), 1), mode="drop")
     return tuple(put(store, number) for number, store in enumerate(ring_layers)), ring_experts
 
 
@@ -206,10 +203,8 @@ def extend(
         distance = positions[:, :, None] - places[:, None, :]
         seen = real[:, None, :] & (distance >= 0) & ((distance < how.window) | (how.window == 0))
         new = pack(k, v, store.keys.dtype)
-        keys, values = (
-            jnp.concatenate([each_x.astype(q.dtype) for each_x in parts], axis=2)
-            for parts in zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
-        )
+        caches = zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
+        keys, values = (jnp.concatenate([x.astype(q.dtype) for x in parts], axis=2) for parts in caches)
         y = attention(q, keys, values, seen, how)
         index = own[:, None] - 1 - (step - 1 - column) % S  # own token in each column afterwards
         at_new = jnp.clip(index - usable[:, None], 0, M - 1)
@@ -221,10 +216,8 @@ def extend(
         copied = each(lambda x, axis: take_columns(x[source], (first + index) % S, axis), store)
         return y, each(merged, copied, new)
 
-    memory = tuple(
-        jax.tree.map(lambda x: x[source], store) if isinstance(store, State) else (store, prefix)
-        for store, prefix in zip(ring_layers, prefix_cache.layers, strict=True)
-    )
+    taken, pairs = partial(jax.tree.map, lambda x: x[source]), zip(ring_layers, prefix_cache.layers, strict=True)
+    memory = tuple(taken(store) if isinstance(store, State) else (store, prefix) for store, prefix in pairs)
     flow = rows_flow(own - usable)
     _, rows = run(policy, params, tokens, positions, attend, memory, record=ring_experts is not None, flow=flow)
     if ring_experts is not None:

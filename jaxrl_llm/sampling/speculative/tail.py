@@ -75,8 +75,7 @@ class TailRows:
         self.requests, self.rows = dict(requests), list(requests)
         self.length = source_length(size)
         self.shards = row_shards(weights.mesh, SAMPLED_ROWS)
-        index = self._index(list(range(len(self.rows))))
-        rows = np.asarray(self.rows, np.int32)[index]
+        rows = np.asarray(self.rows, np.int32)[self._index(list(range(len(self.rows))))]
         self.state = jax.tree.map(lambda x: np.array(x)[rows], state)
         self.state = marked_done(self.state, slice(len(self.rows), None))  # repetitions, which are not decoded
         tokens = np.full((len(rows), columns_of(size, width)), -1, np.int32)
@@ -127,8 +126,7 @@ class TailRows:
 
     def drawn(self, rows: Sequence[int], policy_step: int) -> dict[int, Tokens]:
         """All tokens of some rows of the engine."""
-        drawn = jax.tree.map(np.asarray, self.weights.fetched(self.tail.drawn))
-        out = {}
+        drawn, out = jax.tree.map(np.asarray, self.weights.fetched(self.tail.drawn)), {}
         for row in rows:
             i, begun = self.rows.index(row), self.requests[row].begun
             end = int(np.asarray(self.state.own)[i]) + 1

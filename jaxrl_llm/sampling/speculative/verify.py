@@ -23,7 +23,7 @@ from jaxrl_llm.models.layers.recurrent import State, committed, pending_flow
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
-from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns, with_sinks
+from jaxrl_llm.sampling.kv_cache import LayerCache, Layers, PrefixCache, each, pack, take_columns, with_sinks
 from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.two_model_decode import run
 
@@ -35,7 +35,7 @@ MOST_MISSES = (LONGEST_MATCH - LEAST_MATCH) // 2
 class Tail(NamedTuple):
     """Rows that advance by different numbers of tokens. The token at position p is in column p."""
 
-    layers: tuple[LayerCache | State | None, ...]
+    layers: Layers
     tokens: Array  # int32[R, C]; -1 where there is none yet
     drawn: Drawn  # each [R, T], own token n in column n; only those drawn here
     misses: Array  # int32[R], drafts in a row of which no token was right, at most MOST_MISSES
@@ -115,9 +115,8 @@ def drafts(tail: Tail, position: Array, sources: Array, most: int) -> Draft:
     end = jnp.argmax(length * texts.shape[1] + index, axis=1)
     found = jnp.take_along_axis(length, end[:, None], axis=1)[:, 0] >= LEAST_MATCH + 2 * tail.misses
     after = end[:, None] + 1 + jnp.arange(most)[None]
-    tokens = jnp.where(
-        after < texts.shape[1], jnp.take_along_axis(texts, jnp.minimum(after, texts.shape[1] - 1), axis=1), -1
-    )
+    found_tokens = jnp.take_along_axis(texts, jnp.minimum(after, texts.shape[1] - 1), axis=1)
+    tokens = jnp.where(after < texts.shape[1], found_tokens, -1)
     count = jnp.sum(jnp.cumprod(tokens >= 0, axis=1), axis=1)
     return Draft(jnp.maximum(tokens, 0), jnp.where(found, count, 0))
 
@@ -146,8 +145,7 @@ def verify(
         found = drafts(tail, rows.prompt + rows.own, sources, width)
         return found._replace(number=jnp.where(rows.done, 0, found.number))
 
-    def unfinished(carry: Carry) -> Array:
-        return (carry[2].steps < most) & ~jnp.all(carry[1].done)
+    unfinished = lambda carry: (carry[2].steps < most) & ~jnp.all(carry[1].done)  # noqa: E731
 
     def drafted(carry: Carry) -> Array:
         return 2 * jnp.sum(carry[3].number > 0) >= jnp.sum(~carry[1].done)
@@ -201,12 +199,10 @@ def _advance(
     newest = jnp.take_along_axis(new.token, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
     tried = (draft.number > 0) & ~rows.done
     misses = jnp.where(right_count > 0, 0, jnp.minimum(tail.misses + 1, MOST_MISSES))
-    tail = Tail(
-        tuple(committed(layer, count) if isinstance(layer, State) else layer for layer in layers),
-        put(tail.tokens, new.token, positions + 1),
-        jax.tree.map(partial(put, column=at), tail.drawn, new),
-        jnp.where(tried, misses, tail.misses),
-    )
+    layers = tuple(committed(layer, count) if isinstance(layer, State) else layer for layer in layers)
+    written = put(tail.tokens, new.token, positions + 1)
+    drawn = jax.tree.map(partial(put, column=at), tail.drawn, new)
+    tail = Tail(layers, written, drawn, jnp.where(tried, misses, tail.misses))
     added = (
         1, jnp.sum(~rows.done), jnp.sum(count), jnp.sum(jnp.where(rows.done, 0, draft.number)),
         jnp.sum(jnp.maximum(count - 1, 0)),
@@ -231,8 +227,7 @@ def _attend(
     R, W, H, h = q.shape
     K, window = memory.keys.shape[1], how.window
     numbers: Any = {"query_scale": how.scale, "softcap": how.softcap}
-    q = q.reshape(R, W, K, H // K, h).swapaxes(1, 2)
-    ahead = jnp.arange(W)
+    q, ahead = q.reshape(R, W, K, H // K, h).swapaxes(1, 2), jnp.arange(W)
     old = decode_attention(
         q, memory.keys, memory.values, position, position[:, None] + ahead, key_scale=memory.key_scale,
         value_scale=memory.value_scale, window=window, **numbers,
@@ -241,9 +236,8 @@ def _attend(
     new = pack(k, v, memory.keys.dtype)
     distance = ahead[:, None] - ahead[None, :]
     seen = (distance >= 0) & (distance < window if window else True)
-    among = partial_attention(
-        q, new.keys, new.values, jnp.broadcast_to(seen, (R, W, W)), new.key_scale, new.value_scale, **numbers
-    )
+    seen = jnp.broadcast_to(seen, (R, W, W))
+    among = partial_attention(q, new.keys, new.values, seen, new.key_scale, new.value_scale, **numbers)
     y = merge(old, among).astype(q.dtype).swapaxes(1, 2).reshape(R, W, H, -1)
 
     def put(store: Array, x: Array, axis: int) -> Array:

@@ -131,8 +131,7 @@ class UnmaskingEngine:
         """Where a response ends, and whether by a stop token or string; None where it goes on."""
         request, done = before.request, len(before.ids)
         stop = next((place + 1 for place in range(done, len(ids)) if ids[place] in self.stop), None)
-        own = np.asarray(ids[request.given : stop], np.int32)
-        if self.cut is not None and (end := self.cut(own)) is not None:
+        if self.cut is not None and (end := self.cut(np.asarray(ids[request.given : stop], np.int32))) is not None:
             stop = request.given + end
         if stop is not None and stop <= request.until:
             return stop, True
@@ -174,8 +173,7 @@ class UnmaskingEngine:
             before = (*request.prompt, *ids[:start])
             canvas.tokens[row, : len(before)] = before
             canvas.first[row] = len(before)
-            given = np.full(B, -1)
-            fixed = request.fixed[start : start + B]
+            given, fixed = np.full(B, -1), request.fixed[start : start + B]
             given[: len(fixed)] = fixed
             given[: len(ids) - start] = ids[start:]
             canvas.block[row], canvas.known[row] = given, given >= 0

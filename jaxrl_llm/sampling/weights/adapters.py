@@ -39,8 +39,7 @@ def replace_adapters(policy: Policy, weights: Weights, params: Params) -> Weight
         places = jax.tree.map(lambda x: x.sharding, kept)
         moved = bytes_to_move(of_layers, places)
         of_layers = jax.device_put(of_layers, places)
-    layers = jax.block_until_ready(of_layers)
-    loop = combine(weights.loop, {"layers": layers})
+    loop = combine(weights.loop, {"layers": jax.block_until_ready(of_layers)})
     prompts = loop
     if isinstance(weights.prompts["layers"], dict):  # stacked, on the one device where the parameters are
         prompts = combine(weights.prompts, jax.tree.map(jnp.copy, adapters))
@@ -50,8 +49,7 @@ def replace_adapters(policy: Policy, weights: Weights, params: Params) -> Weight
 def adapters_alone(params: Params) -> Params | None:
     """The adapters, where nothing else of the parameters changes in updates of adapters; see `replace_adapters`."""
     base, adapters = lora.split(without_critic(params))
-    alone = set(adapters) == {"layers"} and jax.tree.leaves(adapters) and "other" not in base
-    return adapters if alone else None
+    return adapters if set(adapters) == {"layers"} and jax.tree.leaves(adapters) and "other" not in base else None
 
 
 @partial(jax.jit, static_argnums=0)

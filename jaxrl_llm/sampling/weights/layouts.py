@@ -22,7 +22,7 @@ from jaxrl_llm.models.quantised import QuantisedBlocks, is_rounded, kind_of
 from jaxrl_llm.models.quantised.layers import cast, quantised_layer, quantised_specs
 from jaxrl_llm.models.stacks import of_kind, place_of, unstack
 from jaxrl_llm.sampling.decode import RingCache
-from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache
+from jaxrl_llm.sampling.kv_cache import PrefixCache
 from jaxrl_llm.sampling.speculative.verify import Tail
 
 LANE = 128  # lanes of a TPU's tile; devices split the vocabulary at multiples of it
@@ -133,10 +133,8 @@ def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None =
     target = named_shardings(loop_specs(policy, mesh, params, options), mesh)
     others = jax.jit(_others, static_argnums=(0, 2), out_shardings=outside_layers(target))
     firsts = [target["layers"][policy.config.layers_of(kind)[0]] for kind in range(len(policy.config.each_kind))]
-    layers = tuple(
-        jax.jit(_layer, static_argnums=(0, 3), out_shardings=with_inputs_last(one) if options.inputs_last else one)
-        for one in firsts
-    )
+    places = map(with_inputs_last, firsts) if options.inputs_last else firsts
+    layers = tuple(jax.jit(_layer, static_argnums=(0, 3), out_shardings=place) for place in places)
     return Converter(others, layers, options)
 
 
@@ -188,10 +186,8 @@ def loop_params(policy: Policy, params: Params, options: LoopOptions = PLAIN) ->
 def adapter_loop_params(policy: Policy, params: Params, options: LoopOptions = PLAIN) -> Params:
     """Those of `loop_params` that adapters have to themselves: what else there is would be that of the model alone."""
     found = loop_params(policy, params, options)
-    own = own_adapters(found) | {
-        name: x for name, x in found.items() if name == "head" and "unembed_lora_out" in params
-    }
-    return own | {"layers": tuple(map(own_adapters, found["layers"]))}
+    head = {"head": found["head"]} if "unembed_lora_out" in params else {}
+    return own_adapters(found) | head | {"layers": tuple(map(own_adapters, found["layers"]))}
 
 
 def _others(policy: Policy, params: Params, options: LoopOptions) -> Params:
@@ -221,10 +217,9 @@ def loop_specs(policy: Policy, mesh: AnyMesh, adapted: Any = None, options: Loop
             specs.pop(name, None)
         specs["head"] = PartitionSpec("tensor") if options.vocab_shards > 1 else PartitionSpec()
     if options.rounding is not None:
-        each = enumerate(specs["layers"])
-        specs["layers"] = tuple(
-            quantised_specs(policy.config.of_layer(number), mesh, layer, options.rounding) for number, layer in each
-        )
+        own = map(policy.config.of_layer, range(policy.config.num_layers))
+        each = zip(own, specs["layers"], strict=True)
+        specs["layers"] = tuple(quantised_specs(config, mesh, layer, options.rounding) for config, layer in each)
     return specs | {"layers": _with_rounded(specs["layers"], adapted, policy.config, mesh)}
 
 
@@ -232,14 +227,14 @@ def _with_rounded(specs: tuple[Any, ...], given: Any, config: ModelConfig, mesh:
     """The specs of layers where some weights of the parameters given are kept rounded: of each of their arrays."""
     if given is None:
         return specs
-    layers, out = jax.eval_shape(lambda params: unstack(params, config)["layers"], given), []
+    layers = jax.eval_shape(lambda params: unstack(params, config)["layers"], given)
 
-    def split(name: str, w: Any, number: int) -> Any:
-        return jax.tree.map(lambda x: split_spec(name, x.shape, config.of_layer(number), mesh), w)
+    def split(number: int, layer: Params) -> Params:
+        own = config.of_layer(number)
+        place = lambda name, w: jax.tree.map(lambda x: split_spec(name, x.shape, own, mesh), w)  # noqa: E731
+        return {name: place(name, w) for name, w in layer.items() if is_rounded(w)}
 
-    for number, (own, layer) in enumerate(zip(specs, layers, strict=True)):
-        out.append(own | {name: split(name, w, number) for name, w in layer.items() if is_rounded(w)})
-    return tuple(out)
+    return tuple(own | split(number, layer) for number, (own, layer) in enumerate(zip(specs, layers, strict=True)))
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:
@@ -258,16 +253,10 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
         split = size > 1 and x.shape[-1] % size == 0
         return NamedSharding(mesh, PartitionSpec(*place(x).spec, None, "tensor")) if split else place(x)
 
-    def cache(layer: LayerCache) -> LayerCache:
-        return LayerCache(*(None if x is None else place(x, x.shape[1]) for x in layer))  # type: ignore[arg-type]
-
     def of_layer(layer: Any) -> Any:
-        if isinstance(layer, State):
-            places: Any = jax.tree.map(lambda heads: place(heads, heads.shape[1]), layer)
-            return places._replace(windows=tuple(map(by_channels, layer.windows)))
-        return None if layer is None else cache(layer)
+        places: Any = jax.tree.map(lambda x: place(x, x.shape[1]), layer)
+        return places._replace(windows=tuple(map(by_channels, layer.windows))) if isinstance(layer, State) else places
 
     if isinstance(tree, PrefixCache | RingCache | Tail):
-        rest = jax.tree.map(place, tree._replace(layers=()))
-        return rest._replace(layers=tuple(map(of_layer, tree.layers)))
+        return jax.tree.map(place, tree._replace(layers=()))._replace(layers=tuple(map(of_layer, tree.layers)))
     return jax.tree.map(place, tree)

@@ -159,8 +159,7 @@ class Arriving:
             found = replace_adapters(policy, before, parts[ADAPTERS])
             assert found is not None
         else:
-            layers = tuple(parts[number] for number in range(policy.config.num_layers))
-            loop = parts[None] | {"layers": layers}
+            loop = parts[None] | {"layers": tuple(parts[number] for number in range(policy.config.num_layers))}
             found = Weights(loop, loop, self._of.mesh, device=None if self._of.mesh is not None else self._of.places)
         found = found._replace(moved_bytes=self._bytes, moved_seconds=self._seconds)
         self._bytes, self._seconds = 0, 0.0

@@ -106,16 +106,14 @@ def take_weights(
         bound = [x for x in jax.tree.leaves(params) if _is_array(x) and x.committed]
         device = next(iter(bound[0].devices())) if bound else None
         if device is not None:
-            meshes = [jax.typeof(x).sharding.mesh for x in bound]
-            spread = any(not mesh.empty and mesh.size > 1 for mesh in meshes)
+            spread = any(not mesh.empty and mesh.size > 1 for mesh in [jax.typeof(x).sharding.mesh for x in bound])
             # With the device alone, arrays from a larger mesh would keep its type.
             alone = NamedSharding(Mesh(np.array([device]), ("data",)), PartitionSpec())
             params = jax.device_put(params, alone if spread else device)
         loop = loop_params(policy, params, options_for(device, rounding=rounding))
         taken = Weights(loop, loop, device=device)
         return taken if rounding is not None or taken.platform == "cpu" else taken._replace(prompts=params)
-    stacked = isinstance(params["layers"], dict)
-    layout = named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh)
+    layout = named_shardings(parameter_specs(policy.config, mesh, isinstance(params["layers"], dict), params), mesh)
     moved, start = bytes_to_move(params, layout), time.perf_counter()
     bring = None
     devices = set(mesh.devices.flat)
@@ -201,5 +199,4 @@ def _views(params: Params, config: ModelConfig) -> Params:
     Prefill takes them too: XLA's CPU compiler makes one kernel of what all layers do, but one for each layer that is
     read off a stack.
     """
-    memory = jax.tree.map(np.from_dlpack, params)
-    return jax.tree.map(partial(jax.device_put, may_alias=True), unstack(memory, config))
+    return jax.tree.map(partial(jax.device_put, may_alias=True), unstack(jax.tree.map(np.from_dlpack, params), config))

@@ -77,10 +77,7 @@ def delta_rule(
         devices = math.prod(mesh.shape[name] for name in ((heads,) if isinstance(heads, str) else heads))
         copies = math.lcm(K, devices) // K
         x = x._replace(q=jnp.repeat(x.q, copies, axis=3), k=jnp.repeat(x.k, copies, axis=3))
-
-    def run(*arrays: Any) -> tuple[Array, Array]:
-        return _chunked(implementation, branches, *vary_together(*arrays))
-
+    run = lambda *arrays: _chunked(implementation, branches, *vary_together(*arrays))  # noqa: E731
     tokens, states, by_rows = jax.P(rows, None, None, heads), jax.P(rows, None, heads), jax.P(rows)
     return jax.shard_map(
         run, mesh=mesh, in_specs=((tokens, by_rows), by_rows, states), out_specs=(tokens, jax.P(rows, heads)),
@@ -113,8 +110,7 @@ def _backward(
     (_, shares), places, *_ = residuals
     given = *residuals, *cotangents
     d_x, d_starts = _by_platform(implementation, branches, chunk.backward, pallas_kernel.backward, given)
-    nothing = np.zeros(places.shape, jax.dtypes.float0)
-    return (d_x, jax.tree.map(jnp.zeros_like, shares)), nothing, d_starts
+    return (d_x, jax.tree.map(jnp.zeros_like, shares)), np.zeros(places.shape, jax.dtypes.float0), d_starts
 
 
 _chunked.defvjp(_forward, _backward)
@@ -127,8 +123,7 @@ def _check(x: DeltaInputs, entry: Array, starts: Array) -> None:
     H, v = x.v.shape[-2:]
     if H % K:
         raise ValueError(f"v must have a multiple of {K} heads, found {x.v.dtype}{list(x.v.shape)}")
-    shapes = {"k": x.q.shape, "v": (R, n, C, H, v), "g": (R, n, C, H), "beta": (R, n, C, H)}
-    for name, shape in shapes.items():
+    for name, shape in {"k": x.q.shape, "v": (R, n, C, H, v), "g": (R, n, C, H), "beta": (R, n, C, H)}.items():
         found, dtype = getattr(x, name), x.q.dtype if name in ("k", "v") else starts.dtype
         if found.shape != shape or found.dtype != dtype:
             raise ValueError(f"{name} must be {dtype}{list(shape)}, found {found.dtype}{list(found.shape)}")

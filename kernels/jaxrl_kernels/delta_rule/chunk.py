@@ -81,8 +81,7 @@ def step(
     rate = _upright(beta, eye)  # [..., H, C, 1]
     of_keys, of_queries = (_for_values(_product(each, k, axes=(1, 1)), of_each) for each in (k, q))
     q, k = _for_values(q, of_each), _for_values(k, of_each)
-    system = jnp.where(earlier, rate * of_keys * between, 0)
-    change = solve(system, rate * (v - grown * _product(k, state)))
+    change = solve(jnp.where(earlier, rate * of_keys * between, 0), rate * (v - grown * _product(k, state)))
     out = grown * _product(q, state) + _product(of_queries * between, change)
     return out.astype(x.v.dtype), decay * state + _product(k, left * change, axes=(0, 0))
 
@@ -166,8 +165,7 @@ def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array, A
     places: int32[R, n], where among the states after chunks and `starts` [R, s, H, k, v] each chunk finds its own.
     """
     n, v = places.shape[1], given[0].v
-    states = zeros((len(places), n, *starts.shape[2:]), starts.dtype, starts)
-    known = jnp.concatenate([states, starts], axis=1)
+    known = jnp.concatenate([zeros((len(places), n, *starts.shape[2:]), starts.dtype, starts), starts], axis=1)
 
     def one(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         out, known = carry

@@ -11,19 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.half_products import by_rows, is_half, over_rows, put_slice
-from jaxrl_kernels.logprob.tile import (
-    EXCLUDED,
-    Cotangents,
-    Inputs,
-    LogitSums,
-    SliceResult,
-    accumulation_dtype,
-    capped_logits,
-    counted,
-    d_logits,
-    merge,
-    no_sums,
-)
+from jaxrl_kernels.logprob import tile
+from jaxrl_kernels.logprob.tile import EXCLUDED, Cotangents, Inputs, LogitSums, SliceResult, counted, d_logits, merge
 from jaxrl_kernels.partition import zeros
 
 Array = jax.Array
@@ -61,7 +50,7 @@ def _logits(inputs: Inputs, first: Any, width: int) -> tuple[Array, Array]:
 def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> LogitSums:
     rows = beside_a_tile(inputs)
     logits, token = _logits(inputs, first, width)
-    z = capped_logits(logits, softcap) / rows.temperature
+    z = tile.capped_logits(logits, softcap) / rows.temperature
     count = counted(z, token, rows)
     z = z if count is None else jnp.where(count, z, EXCLUDED)
     m = jnp.max(z, axis=1, keepdims=True)
@@ -77,12 +66,9 @@ def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> LogitSu
 
 def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> LogitSums:
     """Sums f32[M, 1] over the slice, in one pass."""
-    return fold_blocks(
-        inputs.unembedding.shape[0],
-        block_size,
-        no_sums((inputs.hidden.shape[0], 1), inputs.hidden),
-        lambda before, first, width: merge(before, _of_block(inputs, softcap, first, width)),
-    )
+    add = lambda before, first, width: merge(before, _of_block(inputs, softcap, first, width))  # noqa: E731
+    start = tile.no_sums((inputs.hidden.shape[0], 1), inputs.hidden)
+    return fold_blocks(inputs.unembedding.shape[0], block_size, start, add)
 
 
 def gradients(
@@ -94,7 +80,7 @@ def gradients(
     first + width - 1 before the cap. It is rounded to dz_dtype for the two products, which accumulate in float32.
     """
     hidden, unembedding = inputs.hidden, inputs.unembedding
-    sums = accumulation_dtype(hidden, unembedding)
+    sums = tile.accumulation_dtype(hidden, unembedding)
 
     def step(before: tuple[Array, Array], first: Any, width: int) -> tuple[Array, Array]:
         block = jax.lax.dynamic_slice_in_dim(unembedding, first, width, axis=0)

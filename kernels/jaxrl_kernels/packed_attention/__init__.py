@@ -92,8 +92,7 @@ def packed_attention(
     if math.prod(q.shape) * S == 0:
         return jnp.zeros_like(q), jnp.full((N, H, L), MASKED, jnp.promote_types(q.dtype, jnp.float32))
     if implementation in ("xla", "reference"):
-        where = Where(queries, keys, None, jnp.int32(window))
-        return on_mesh(static, mesh, row_axis, head_axis, q, k, v, where)
+        return on_mesh(static, mesh, row_axis, head_axis, q, k, v, Where(queries, keys, None, jnp.int32(window)))
 
     def padded(x: jax.Array) -> jax.Array:
         missing = -x.shape[1] % LANES
@@ -145,8 +144,7 @@ def _by_kernels(static: Static, xla: Any, tpu: Any, gpu: Any, *given: Any) -> An
         of = sizes_of(arrays[0], arrays[1], static.numbers, static.attended, interpret)
         return run(*arrays, where.queries, where.keys, where.pairs, where.window, of)
 
-    serves = static.implementation == "triton" or triton_parts.serves(given[0])
-    triton = partial(kernels, gpu) if serves else None
+    triton = partial(kernels, gpu) if static.implementation == "triton" or triton_parts.serves(given[0]) else None
     return by_platform(xla, partial(kernels, tpu), static.implementation, *given, triton=triton)
 
 
@@ -164,8 +162,7 @@ def _backward(static: Static, residuals: Any, cotangents: tuple[Array, Array]) -
 
     given = q, k, v, out, lse, *cotangents, where
     found = _by_kernels(static, in_jax, pallas_passes.backward, triton_passes.backward, *given)
-    nothing = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), where)
-    return *found, nothing
+    return *found, jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), where)
 
 
 attend.defvjp(_forward, _backward)

@@ -57,24 +57,13 @@ def block_sizes(queries: int, keys: int) -> tuple[int, int]:
     raise ValueError(f"{queries} queries and {keys} keys are too many for one kernel: use a longer sequence axis")
 
 
-def _bounds_of_queries(queries: PackedTokens, size: int) -> Array:
-    real = queries.enter > 0
-    cut = lambda x: x.reshape(x.shape[0], -1, size)  # noqa: E731
-    return jnp.stack([
-        cut(jnp.where(real, queries.enter, OUTSIDE)).min(2),
-        cut(jnp.where(real, queries.enter, -1)).max(2),
-        cut(jnp.where(real, queries.position, OUTSIDE)).min(2),
-    ], axis=1)  # fmt: skip
-
-
-def _bounds_of_keys(keys: PackedTokens) -> Array:
-    real = keys.enter > 0
-    cut = lambda x: x.reshape(x.shape[0], -1, LANES)  # noqa: E731
-    return jnp.stack([
-        cut(jnp.where(real, keys.enter, OUTSIDE)).min(2),
-        cut(jnp.where(real, keys.leave, -1)).max(2),
-        cut(jnp.where(real, keys.position, -1)).max(2),
-    ], axis=1)  # fmt: skip
+def _bounds(tokens: PackedTokens, size: int, of_keys: bool = False) -> Array:
+    """`BlockPairs.of_queries`, or `of_keys`, of blocks of a size."""
+    real = tokens.enter > 0
+    least = lambda x: jnp.where(real, x, OUTSIDE).reshape(x.shape[0], -1, size).min(2)  # noqa: E731
+    greatest = lambda x: jnp.where(real, x, -1).reshape(x.shape[0], -1, size).max(2)  # noqa: E731
+    end, place = (tokens.leave, greatest) if of_keys else (tokens.enter, least)
+    return jnp.stack([least(tokens.enter), greatest(end), place(tokens.position)], axis=1)
 
 
 def attends(of_queries: tuple, of_keys: tuple, window: Array | int) -> Array:
@@ -109,8 +98,7 @@ def _attending(of_queries: Array, of_keys: Array, window: Array | int) -> Array:
 
 def _listed(chosen: Array) -> tuple[Array, Array]:
     """For each row of bool[..., B], the places of its true entries in order and then any; and their number."""
-    places = jnp.arange(chosen.shape[-1], dtype=jnp.int32)
-    first = jnp.sort(jnp.where(chosen, places, OUTSIDE), axis=-1)
+    first = jnp.sort(jnp.where(chosen, jnp.arange(chosen.shape[-1], dtype=jnp.int32), OUTSIDE), axis=-1)
     return jnp.minimum(first, chosen.shape[-1] - 1), jnp.sum(chosen, axis=-1, dtype=jnp.int32)
 
 
@@ -118,7 +106,7 @@ def _listed(chosen: Array) -> tuple[Array, Array]:
 def block_pairs(queries: PackedTokens, keys: PackedTokens, window: Array | int = 0) -> BlockPairs:
     """The pairs of blocks to visit; lengths are multiples of 128. window: see `packed_attention`."""
     size, width = block_sizes(queries.enter.shape[1], keys.enter.shape[1])
-    of_queries, of_keys = _bounds_of_queries(queries, size), _bounds_of_keys(keys)
+    of_queries, of_keys = _bounds(queries, size), _bounds(keys, LANES, of_keys=True)
     visited = _attending(of_queries, of_keys, window)
     visited = visited.reshape(*visited.shape[:2], -1, width // LANES).any(3)
     # A block that attends to nothing, or that nothing attends to, is visited once, because its results must be written.
@@ -130,6 +118,6 @@ def block_pairs(queries: PackedTokens, keys: PackedTokens, window: Array | int =
     by_query = (of_query // nk) << SHIFT | of_query % nk
     by_key = (of_key % nq) << SHIFT | of_key // nq
     counts = jnp.stack([query_count, key_count], axis=1)
-    visited = _attending(_bounds_of_queries(queries, LANES), of_keys, window)
+    visited = _attending(_bounds(queries, LANES), of_keys, window)
     visits = Visits(*_listed(visited), *_listed(visited.swapaxes(1, 2)))
     return BlockPairs(by_query, by_key, counts, of_queries, of_keys, visits)

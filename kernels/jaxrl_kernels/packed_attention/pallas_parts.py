@@ -93,8 +93,7 @@ def for_each_chunk(scalars: Scalars, of: Sizes, step: Step, compute: Callable[[A
     window, groups = scalars.window[0], of.S // LANES
 
     def needed(group: Any) -> Any:
-        keys = tuple(scalars.of_keys[(step.row * 3 + i) * groups + group] for i in range(3))
-        return attends(queries, keys, window)
+        return attends(queries, tuple(scalars.of_keys[(step.row * 3 + i) * groups + group] for i in range(3)), window)
 
     chunk = max(c for c in range(LANES, min(of.width, CHUNK) + 1, LANES) if of.width % c == 0)
     for start in range(0, of.width, chunk):
@@ -232,9 +231,5 @@ def call(
 
 def partial_kernel(kernel: Any, of: Sizes, **static: Any) -> Any:
     """A kernel that takes its scalars as one `Scalars`."""
-
-    def run(*refs: Any) -> None:
-        count = len(Scalars._fields)
-        partial(kernel, of=of, **static)(Scalars(*refs[:count]), *refs[count:])
-
-    return run
+    count = len(Scalars._fields)
+    return lambda *refs: kernel(Scalars(*refs[:count]), *refs[count:], of=of, **static)

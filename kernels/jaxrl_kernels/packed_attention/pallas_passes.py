@@ -35,8 +35,7 @@ def _forward_kernel(
     def compute(start: Any, count: int) -> None:
         here = parts.keys_at(step, of, start, count, whole)
         z, _ = parts.logits_of(k[:, here], heads[...], of)
-        mask = parts.mask_of(queries[...], keys[:, here], scalars.window[0], of)
-        z = jnp.where(mask, z, MASKED)
+        z = jnp.where(parts.mask_of(queries[...], keys[:, here], scalars.window[0], of), z, MASKED)
         new = jnp.maximum(m[...], jnp.max(z, axis=0, keepdims=True))
         weights, keep = jnp.exp(z - new), jnp.exp(m[...] - new)
         l[...] = keep * l[...] + jnp.sum(weights, axis=0, keepdims=True)
@@ -50,8 +49,7 @@ def _forward_kernel(
     def _() -> None:
         total = l[...]
         some = total > 0
-        result = acc[...] * jnp.where(some, 1 / jnp.where(some, total, 1), 0)
-        out[...] = parts.below(result.astype(out.dtype), of)
+        out[...] = parts.below((acc[...] * jnp.where(some, 1 / jnp.where(some, total, 1), 0)).astype(out.dtype), of)
         lse[...] = parts.below(jnp.where(some, m[...] + jnp.log(jnp.where(some, total, 1)), MASKED), of)
 
 
@@ -59,8 +57,7 @@ def forward(
     q: Array, k: Array, v: Array, queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: Sizes
 ) -> tuple[Array, Array]:
     """Results [N, L, H, h] and log-sum-exps [N, H, L]."""
-    dtype = accumulation_dtype(q.dtype)
-    whole = parts.resident(of, q.dtype.itemsize)
+    dtype, whole = accumulation_dtype(q.dtype), parts.resident(of, q.dtype.itemsize)
     specs = parts.specs_of(of, whole)
     arrays = [parts.tokens_last(x) for x in (q, k, v)]
     rows = jax.ShapeDtypeStruct((of.N, of.K, of.R, of.L), dtype)
@@ -81,9 +78,7 @@ def forward(
 
 def bytes_of_keys(of: Sizes, whole: bool, k: Array) -> int:
     """Bytes of keys and values that a kernel reads which goes through the pairs by query."""
-    if whole:
-        return 2 * k.nbytes
-    return 2 * k.dtype.itemsize * of.N * of.K * of.h * of.attended // of.size
+    return 2 * k.nbytes if whole else 2 * k.dtype.itemsize * of.N * of.K * of.h * of.attended // of.size
 
 
 def _weights_and_derivatives(

@@ -78,8 +78,7 @@ def visible(queries: PackedTokens, keys: PackedTokens, window: Array | int) -> A
     """bool[N, L, S]: to which keys each query attends."""
     number = queries.enter[:, :, None]
     sees = (keys.enter[:, None] <= number) & (number < keys.leave[:, None])
-    near = (queries.position[:, :, None] - keys.position[:, None] < window) | (jnp.asarray(window) == 0)
-    return sees & near
+    return sees & ((queries.position[:, :, None] - keys.position[:, None] < window) | (jnp.asarray(window) == 0))
 
 
 def reference(

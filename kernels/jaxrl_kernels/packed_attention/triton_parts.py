@@ -62,9 +62,7 @@ def tile_of(of: Sizes, kernel: str) -> Tile:
 
 def read(x: Any, at: tuple[Any, ...], of: Sizes) -> Array:
     """Tokens of a head, [tokens, units]; what is beyond the head size is 0."""
-    if of.units == of.h:
-        return x[at]
-    return plgpu.load(x.at[at], mask=(jnp.arange(of.units) < of.h)[None, :], other=0.0)
+    return x[at] if of.units == of.h else plgpu.load(x.at[at], mask=(jnp.arange(of.units) < of.h)[None, :], other=0.0)
 
 
 def write(x: Any, value: Array, of: Sizes) -> None:
@@ -87,15 +85,12 @@ def visit(listed: Any, counts: Any, block: Any, size: int, compute: Callable[...
     """
     parts = np.int32(LANES // size)
     steps = counts[block] * parts
-
-    def start_of(i: Any) -> Any:
-        return listed[block, jax.lax.div(i, parts)] * LANES + jax.lax.rem(i, parts) * size
+    start_of = lambda i: listed[block, jax.lax.div(i, parts)] * LANES + jax.lax.rem(i, parts) * size  # noqa: E731
 
     def step(i: Any, state: Any) -> Any:
         start, carry = state
         # Triton reads ahead what a loop carries the address of, but not what it must look up first.
-        following = start_of(jnp.minimum(i + 1, steps - 1))
-        return following, compute(pl.ds(pl.multiple_of(start, size), size), carry)
+        return start_of(jnp.minimum(i + 1, steps - 1)), compute(pl.ds(pl.multiple_of(start, size), size), carry)
 
     return jax.lax.fori_loop(np.int32(0), steps, step, (start_of(np.int32(0)), initial))[1]
 

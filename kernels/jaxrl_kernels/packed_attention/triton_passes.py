@@ -45,8 +45,7 @@ def _forward_kernel(
         jnp.full(rows, MASKED / 2, of.accumulation),  # above the masked logits, whose weights are then 0
         jnp.zeros(rows, of.accumulation),
     )
-    block = parts.block_of(tile.queries)
-    acc, m, l = parts.visit(listed, counts, block, tile.keys, compute, initial)
+    acc, m, l = parts.visit(listed, counts, parts.block_of(tile.queries), tile.keys, compute, initial)
     some = l > 0
     total = jnp.where(some, l, 1)
     parts.write(out, acc * jnp.where(some, 1 / total, 0)[:, None], of)

@@ -86,11 +86,9 @@ def ratio_clip(
         mesh = mesh_of(mesh, operands)
         if mesh is not None:
             rows = jax.P(dividing(mesh, row_axis, len(logp)))
-            specs = rows, jax.P()
-            on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
+            on_device = jax.shard_map(on_device, mesh=mesh, in_specs=(rows, jax.P()), out_specs=rows, check_vma=False)
         found = on_device(*operands)
-    statistics = jax.lax.stop_gradient(found)
-    return Clipped(*(x[:, 0] for x in statistics._replace(value=found.value)))
+    return Clipped(*(x[:, 0] for x in jax.lax.stop_gradient(found)._replace(value=found.value)))
 
 
 Settings = tuple[bool, bool, str | None, int | None]  # whole_row, mean, implementation and row_block

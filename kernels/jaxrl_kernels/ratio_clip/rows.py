@@ -78,9 +78,7 @@ def of_rows(rows: Rows, bounds: Bounds, *, whole_row: bool, mean: bool) -> tuple
     difference, advantages = (jnp.where(counts, x, 0.0) for x in (logp - other, advantages))
     of_value = weights if value_weights is None else jnp.where(counts, value_weights, 0.0)
     d, d_by_logp = jax.jvp(bounded, (difference,), (counts.astype(difference.dtype),))
-
-    def row_sum(x: Array) -> Array:
-        return jnp.sum(x, axis=1, keepdims=True)
+    row_sum = lambda x: jnp.sum(x, axis=1, keepdims=True)  # noqa: E731
 
     def value_at(exponent: Array) -> tuple[Array, Array]:
         ratio = jnp.exp(exponent)
@@ -141,8 +139,7 @@ def _rows_kernel(limits: Any, *refs: Any, has_dual: bool, **settings: Any) -> No
     """One block of rows. limits: f32[3] in SMEM, the bounds; 0 in place of an unused dual clip."""
     *arrays, slope, statistics = refs
     rows = Rows(*(x[...] for x in arrays))
-    bounds = Bounds(limits[0], limits[1], limits[2] if has_dual else None)
-    slope[...], found = of_rows(rows, bounds, **settings)
+    slope[...], found = of_rows(rows, Bounds(limits[0], limits[1], limits[2] if has_dual else None), **settings)
     column = jax.lax.broadcasted_iota(jnp.int32, statistics.shape, 1)
     table = jnp.zeros(statistics.shape, jnp.float32)
     for place, statistic in enumerate(found):

@@ -10,20 +10,9 @@ from jaxrl_kernels.implementations import by_platform, check_implementation
 from jaxrl_kernels.logprob.dispatch import check_head
 from jaxrl_kernels.logprob.tile import HeadOptions
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
+from jaxrl_kernels.sample import tile
 from jaxrl_kernels.sample.noise import BLOCK, row_keys
 from jaxrl_kernels.sample.pallas_kernel import pallas_sums
-from jaxrl_kernels.sample.tile import (
-    DrawSums,
-    Inputs,
-    SliceDraw,
-    adjusted,
-    blocked_sums,
-    draw,
-    finish,
-    of_tile,
-    reference_sample,
-    rescaled,
-)
 
 __all__ = ["fused_sample", "sample_logits"]
 
@@ -112,16 +101,16 @@ def fused_sample(
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (N,))
     if implementation == "reference" and vocab_size is not None:
         unembedding, allowed = unembedding[:vocab_size], None if allowed is None else allowed[:, :vocab_size]
-    inputs = Inputs(hidden, unembedding, keys, temperatures, allowed)
+    inputs = tile.Inputs(hidden, unembedding, keys, temperatures, allowed)
     if implementation == "reference":
-        return reference_sample(jax.lax.stop_gradient(inputs), float(softcap))
+        return tile.reference_sample(jax.lax.stop_gradient(inputs), float(softcap))
     options = HeadOptions(float(softcap), implementation, block_size, row_block, vocab_size)
     mesh = mesh_of(mesh, inputs)
     if mesh is None:
         return by_slices(inputs, options)
     rows, cut = dividing(mesh, row_axis, N), None if V % BLOCK else dividing(mesh, vocab_axis, V // BLOCK)
     on_device = partial(by_slices, options=options, axis_name=cut)
-    specs = Inputs(jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut))  # type: ignore[arg-type]
+    specs = tile.Inputs(jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut))  # type: ignore[arg-type]
     # Interpret mode does not track varying axes.
     track = implementation != "pallas"
     return jax.shard_map(on_device, mesh=mesh, in_specs=(specs,), out_specs=jax.P(rows), check_vma=track)(inputs)
@@ -165,26 +154,26 @@ def sample_logits(
     logits, temperature = jax.lax.stop_gradient((logits, jnp.asarray(temperature, jnp.float32)))
     temperatures = jnp.broadcast_to(temperature, logits.shape[:1])
     keys = row_keys(counters.astype(jnp.uint32))
-    z = adjusted(logits, temperatures[:, None], None if allowed is None else allowed != 0, 0.0)
-    return finish(draw(of_tile(z, keys, temperatures[:, None], 0), keys, temperatures))
+    z = tile.adjusted(logits, temperatures[:, None], None if allowed is None else allowed != 0, 0.0)
+    return tile.finish(tile.draw(tile.of_tile(z, keys, temperatures[:, None], 0), keys, temperatures))
 
 
 BLOCK_SIZE = 4096  # of "xla"; see the docstring of `fused_sample`
 AT_ONCE = 4 * 2**20  # logits, 16 MiB: "xla" computes up to this many in one product, unless block_size is given
 
 
-def local_sums(inputs: Inputs, options: HeadOptions, offset: Any = 0, limit: Any = None) -> DrawSums:
+def local_sums(inputs: tile.Inputs, options: HeadOptions, offset: Any = 0, limit: Any = None) -> tile.DrawSums:
     """Sums over the first `limit` tokens of a slice of the vocabulary, which starts at token `offset`."""
     # Sampling is not differentiated, and a Pallas kernel has no differentiation rule.
     hidden, unembedding, temperature = jax.lax.stop_gradient((inputs.hidden, inputs.unembedding, inputs.temperature))
     inputs = inputs._replace(hidden=hidden, unembedding=unembedding, temperature=temperature)
     operands = vary_together(inputs, jnp.int32(offset), None if limit is None else jnp.int32(limit))
 
-    def blocked(inputs: Inputs, offset: Any, limit: Any) -> DrawSums:
+    def blocked(inputs: tile.Inputs, offset: Any, limit: Any) -> tile.DrawSums:
         at_once = options.block_size is None and inputs.hidden.shape[0] * inputs.unembedding.shape[0] <= AT_ONCE
-        return blocked_sums(inputs, options.softcap, options.block_size or BLOCK_SIZE, at_once, offset, limit)
+        return tile.blocked_sums(inputs, options.softcap, options.block_size or BLOCK_SIZE, at_once, offset, limit)
 
-    def pallas(inputs: Inputs, offset: Any, limit: Any, *, interpret: bool) -> DrawSums:
+    def pallas(inputs: tile.Inputs, offset: Any, limit: Any, *, interpret: bool) -> tile.DrawSums:
         return pallas_sums(inputs, options, offset, limit, interpret)
 
     return by_platform(blocked, pallas, options.implementation if hidden.shape[0] else "xla", *operands)
@@ -204,16 +193,15 @@ def check_rows(
     if isinstance(temperature, float | int) and not temperature >= 0:
         raise ValueError(f"temperature must be 0 (greedy) or above, found {temperature}")
     if allowed is not None and (allowed.shape != (rows, vocabulary) or allowed.dtype not in (jnp.bool_, jnp.int8)):
-        raise ValueError(
-            f"allowed must be bool or int8[{rows}, {vocabulary}], found {allowed.dtype}{list(allowed.shape)}"
-        )
+        found = f"{allowed.dtype}{list(allowed.shape)}"
+        raise ValueError(f"allowed must be bool or int8[{rows}, {vocabulary}], found {found}")
 
 
 NOWHERE = 2**30  # more than any token
 
 
 def by_slices(
-    inputs: Inputs, options: HeadOptions, axis_name: str | tuple[str, ...] | None = None
+    inputs: tile.Inputs, options: HeadOptions, axis_name: str | tuple[str, ...] | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """token, logp and entropy, [N], of a vocabulary that is whole, or inside `jax.shard_map` sliced along a mesh axis.
 
@@ -222,16 +210,16 @@ def by_slices(
     """
     if axis_name is None:
         sums = local_sums(inputs, options, limit=options.vocab_size)
-        return finish(draw(sums, inputs.keys, inputs.temperature))
+        return tile.finish(tile.draw(sums, inputs.keys, inputs.temperature))
     mine = inputs.unembedding.shape[0]
     offset = jax.lax.axis_index(axis_name) * mine
     limit = None if options.vocab_size is None else jnp.clip(options.vocab_size - offset, 0, mine)
-    drawn = draw(local_sums(inputs, options, offset, limit), inputs.keys, inputs.temperature)
+    drawn = tile.draw(local_sums(inputs, options, offset, limit), inputs.keys, inputs.temperature)
     # Combine the slices' draws into that of the whole vocabulary. The lowest block wins a tie, as within a tile.
     score, m = jax.lax.pmax((drawn.score, drawn.m), axis_name)
     # Slices consist of whole blocks, so in a tie the lowest token is in the lowest block.
     token = jax.lax.pmin(jnp.where(drawn.score == score, drawn.token, NOWHERE), axis_name)
     # In a tie, or if no token is allowed, several devices have the highest score, but only one has the token.
     logit = jnp.where(drawn.token == token, drawn.logit, 0.0)
-    logit, l, acc = jax.lax.psum((logit, *rescaled(drawn, m)), axis_name)
-    return finish(SliceDraw(score, token, logit, m, l, acc))
+    logit, l, acc = jax.lax.psum((logit, *tile.rescaled(drawn, m)), axis_name)
+    return tile.finish(tile.SliceDraw(score, token, logit, m, l, acc))

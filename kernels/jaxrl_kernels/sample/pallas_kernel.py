@@ -80,22 +80,16 @@ def pallas_sums(inputs: Inputs, options: HeadOptions, offset: Any, limit: Any, i
     of_rows = lambda columns: pl.BlockSpec((row_block, columns), lambda r, t: (r, 0))  # noqa: E731
     place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (offset, vocabulary if limit is None else limit)])
     operands = [place, hidden, unembedding, keys, temperature[:, None]]
-    specs = [
-        pl.BlockSpec(memory_space=pltpu.SMEM),
-        of_rows(width),
-        pl.BlockSpec((tile, width), lambda r, t: (t, 0)),
-        of_rows(2),
-        of_rows(1),
-    ]
+    tiles = pl.BlockSpec((tile, width), lambda r, t: (t, 0))
+    specs = [pl.BlockSpec(memory_space=pltpu.SMEM), of_rows(width), tiles, of_rows(2), of_rows(1)]
     if allowed is not None:
         operands.append(allowed.astype(jnp.int8))
         specs.append(pl.BlockSpec((row_block, tile), lambda r, t: (r, t)))
     axes = jax.typeof(hidden).manual_axis_type  # inside `jax.shard_map`, results vary over the axes of the inputs
     columns = [BLOCK if name == "logits" else 1 for name in DrawSums._fields]
-    results = [
-        jax.ShapeDtypeStruct((rows, n), jnp.int32 if name == "first" else jnp.float32, manual_axis_type=axes)
-        for name, n in zip(DrawSums._fields, columns, strict=True)
-    ]
+    dtypes = [jnp.int32 if name == "first" else jnp.float32 for name in DrawSums._fields]
+    kinds = zip(columns, dtypes, strict=True)
+    results = [jax.ShapeDtypeStruct((rows, n), dtype, manual_axis_type=axes) for n, dtype in kinds]
     found = pl.pallas_call(
         partial(_kernel, softcap=options.softcap, interpret=interpret),
         out_shape=results,

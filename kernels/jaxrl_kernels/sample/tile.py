@@ -74,9 +74,8 @@ def block_scores(block_m: Array, block_l: Array, keys: Array, temperature: Array
     block_m: f32[N, B], m_b; block_l: f32[N, B], sum_v exp(z_v - m_b); keys: uint32[N, 2]; temperature: f32[N, 1].
     Greedy rows get m_b: the most probable token is in the block with the largest maximum, not the largest sum.
     """
-    number = jax.lax.div(jnp.int32(first), jnp.int32(BLOCK)) + jax.lax.broadcasted_iota(
-        jnp.int32, (1, block_m.shape[1]), 1
-    )
+    block = jax.lax.div(jnp.int32(first), jnp.int32(BLOCK))
+    number = block + jax.lax.broadcasted_iota(jnp.int32, (1, block_m.shape[1]), 1)
     # Noise cannot select an excluded block: EXCLUDED + log(BLOCK) + noise is EXCLUDED in float32.
     noisy = block_m + jnp.log(block_l) + gumbel(bits_at(keys, OF_BLOCKS, number))
     return jnp.where(temperature == 0, block_m, noisy)
@@ -96,10 +95,9 @@ def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1
 
     z: f32[N, T], or f32[T, N] with axis 0 (static); the rest as of `block_scores`.
     """
-    width = z.shape[axis]
-    if width % BLOCK:
+    if missing := -z.shape[axis] % BLOCK:
         padding = [(0, 0), (0, 0)]
-        padding[axis] = (0, -width % BLOCK)
+        padding[axis] = (0, missing)
         z = jnp.pad(z, padding, constant_values=EXCLUDED)
     blocks = z.reshape(*z.shape[:axis], z.shape[axis] // BLOCK, BLOCK, *z.shape[axis + 1 :])
     block_m = jnp.max(blocks, axis=axis + 1, keepdims=True)
