@@ -154,8 +154,10 @@ def _lettered(choices: Any, where: str) -> dict[str, str]:
         texts, labels = list(known.values()), list(known)
     right = isinstance(texts, list | tuple) and all(isinstance(one, str | int | float) for one in texts)
     if not right or not 2 <= len(texts) <= len(labels):
-        remedy = "write the prompt with --prompt-column or --prompt-template (prompt_template)"
-        raise InputError(f"{where} is {preview(choices)}, but must be a list of 2 to 26 texts: {remedy}")
+        raise InputError(
+            f"{where} is {preview(choices)}, but must be a list of 2 to 26 texts: write the prompt with "
+            "--prompt-column or --prompt-template (prompt_template)"
+        )
     return {str(label): str(text) for label, text in zip(labels, texts, strict=False)}
 
 
@@ -169,8 +171,10 @@ def _letter_of(answer: Any, lettered: Mapping[str, str], where: str) -> str:
     number = int(answer) if isinstance(answer, str) and answer.strip().isdecimal() else answer
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(labels):
         return labels[number]
-    remedy = "name another column with --answer-column, or write the prompt with --prompt-template (prompt_template)"
-    raise InputError(f"{where} is {preview(answer)}, which is none of the choices {', '.join(labels)}: {remedy}")
+    raise InputError(
+        f"{where} is {preview(answer)}, which is none of the choices {', '.join(labels)}: name another column with "
+        "--answer-column, or write the prompt with --prompt-template (prompt_template)"
+    )
 
 
 def is_implicit(row: Mapping[str, Any]) -> bool:

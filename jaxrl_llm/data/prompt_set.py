@@ -183,8 +183,10 @@ class _Lookup(Sequence[T], Generic[T]):
 def check_vocabulary(ids: Sequence[int], vocabulary: int | None) -> None:
     """InputError for an id that a model of so many ids does not have."""
     if vocabulary is not None and ids and max(ids) >= vocabulary:
-        why = "the tokenizer is another model's, or has tokens that were added without embeddings"
-        raise InputError(f"it has the token id {max(ids)}, but the model's vocabulary has {vocabulary}: {why}")
+        raise InputError(
+            f"it has the token id {max(ids)}, but the model's vocabulary has {vocabulary}: the tokenizer is another "
+            "model's, or has tokens that were added without embeddings"
+        )
 
 
 def _fit(ids: list[int], max_tokens: int, long_prompts: str) -> list[int]:
@@ -192,6 +194,8 @@ def _fit(ids: list[int], max_tokens: int, long_prompts: str) -> list[int]:
     if len(ids) <= max_tokens or long_prompts == "truncate":
         return ids[-max_tokens:]
     if long_prompts == "error":
-        remedy = "raise it, or set long_prompts to skip or truncate"
-        raise InputError(f"a prompt has {len(ids)} tokens, more than max_prompt_tokens {max_tokens}: {remedy}")
+        raise InputError(
+            f"a prompt has {len(ids)} tokens, more than max_prompt_tokens {max_tokens}: "
+            "raise it, or set long_prompts to skip or truncate"
+        )
     return []

@@ -168,8 +168,10 @@ def topology_of(topology: str, slices: Count = 1) -> Topology:
             raise InputError(f"--slices is {slices}, but only TPUs have slices: give the number of devices alone")
         devices = jax.devices("cpu")
         if len(devices) < count:
-            remedy = f"set XLA_FLAGS=--xla_force_host_platform_device_count={count}"
-            raise InputError(f"{topology} needs {count} CPU devices, but JAX has {len(devices)}: {remedy}")
+            raise InputError(
+                f"{topology} needs {count} CPU devices, but JAX has {len(devices)}: set "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+            )
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB / count
         chip = GPUS.get(name) or Chip("cpu", memory, 0, 0, 0)
         return Topology(chip, list(devices[:count]), "cuda" if name in GPUS else "cpu")
@@ -183,6 +185,8 @@ def topology_of(topology: str, slices: Count = 1) -> Topology:
             found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
     except Exception as error:  # JAX raises several, also where libtpu is missing
         said = [line.strip() for line in str(error).splitlines() if line.strip()][:1]
-        why = "it needs libtpu (pip install libtpu) and a topology that exists, such as v5e:4x4"
-        raise InputError(f"cannot compile for {topology} ({': '.join([type(error).__name__, *said])}): {why}") from None
+        raise InputError(
+            f"cannot compile for {topology} ({': '.join([type(error).__name__, *said])}): it needs libtpu (pip install "
+            "libtpu) and a topology that exists, such as v5e:4x4"
+        ) from None
     return Topology(TPUS[name], list(found.devices), "tpu", slices)

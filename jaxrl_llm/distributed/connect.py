@@ -51,8 +51,10 @@ def connect(coordinator: str | None = None, count: int | None = None, index: int
     except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())
         where = f"the coordinator {coordinator}" if explicit else "this machine's cluster"
-        remedy = "start all processes, with the same --coordinator and --processes"
-        raise InputError(f"process {index} cannot join {where} within {STARTING} s ({said[:200]}): {remedy}") from None
+        raise InputError(
+            f"process {index} cannot join {where} within {STARTING} s ({said[:200]}): start all processes, with the "
+            "same --coordinator and --processes"
+        ) from None
     # Not `jax.process_index()`: it waits for the devices of all hosts, one of which may be dead already.
     state = _state()
     watch = Watch(state.client, state.process_id, state.num_processes)

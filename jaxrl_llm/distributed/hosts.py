@@ -68,8 +68,10 @@ class Hosts:
         for index, other in enumerate(found := self.gather(dict(what))):
             for name in sorted(found[0].keys() | other.keys()):
                 if found[0].get(name) != other.get(name):
-                    why = "all hosts need the same settings, files, code and packages"
-                    raise InputError(f"hosts 0 and {index} differ in {name}: {why}")
+                    raise InputError(
+                        f"hosts 0 and {index} differ in {name}: all hosts need the same settings, files, code and "
+                        "packages"
+                    )
 
 
 ALONE = Hosts()

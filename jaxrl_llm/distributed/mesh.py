@@ -62,8 +62,10 @@ def _filled(sizes: dict[str, int], devices: int) -> dict[str, int]:
     product = math.prod(size for size in sizes.values() if size != -1)
     if not devices or devices % product or (not open_axes and product != devices):
         given = " x ".join(f"{name}={size}" for name, size in sizes.items() if name in (DATA, TENSOR) or size != 1)
-        remedy = "choose sizes whose product is their number, or -1 for one of them"
-        raise InputError(f"a mesh of {given} does not fit {devices} devices: {remedy}")
+        raise InputError(
+            f"a mesh of {given} does not fit {devices} devices: "
+            "choose sizes whose product is their number, or -1 for one of them"
+        )
     sizes = {name: devices // product if size == -1 else size for name, size in sizes.items()}
     return {name: size for name, size in sizes.items() if name in (DATA, TENSOR) or size > 1}
 

@@ -50,8 +50,10 @@ def check_tokens(tokens: Any, mask: Any, vocab_size: int) -> None:
     wrong &= True if real is None else np.asarray(real).astype(bool)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
-        rest = f"is not in the vocabulary of {vocab_size} tokens"
-        raise InputError(f"token {int(np.asarray(ids)[row, column])} (row {row}, column {column}) {rest}")
+        raise InputError(
+            f"token {int(np.asarray(ids)[row, column])} (row {row}, column {column}) is not in the vocabulary of "
+            f"{vocab_size} tokens"
+        )
 
 
 def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_other: bool = True) -> None:
@@ -64,8 +66,10 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_
     """
     check_policy(policy)
     if not isinstance(params, Mapping):
-        but = "but must be a dictionary of arrays, the second that load_policy gives"
-        raise InputError(f"the parameters are {kind_of(params)}, {but}")
+        raise InputError(
+            f"the parameters are {kind_of(params)}, but must be a dictionary of arrays, the second that load_policy "
+            "gives"
+        )
     _decoder(params, policy.config, "", extra=("critic", "other", "teacher", "moments"))
     hook = getattr(policy, "hook", None)
     if hook is not None and hook.other is not None and (needs_other or "other" in params):
@@ -152,8 +156,10 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
         if not rounded and not is_array(array):
             raise InputError(f"the parameter {prefix}{name} is {kind_of(array)}, but must be an array")
         if tuple(array.shape) != shape if rounded else not has_shape(array, shape):
-            but = f"but the policy's configuration implies {shape}: these are another model's parameters"
-            raise InputError(f"the parameter {prefix}{name} has shape {tuple(array.shape)}, {but}")
+            raise InputError(
+                f"the parameter {prefix}{name} has shape {tuple(array.shape)}, but the policy's configuration implies "
+                f"{shape}: these are another model's parameters"
+            )
         if not rounded and not is_of(array, FLOATS):
             raise InputError(f"the parameter {prefix}{name} is of {array.dtype}, but must be of floats")
     for name in found:

@@ -77,8 +77,10 @@ def check_ids(policy: Policy, ids: Sequence[Sequence[int]], max_new_tokens: int)
     vocabulary = policy.config.vocab_size
     for number, prompt in enumerate(ids):
         if max(prompt) >= vocabulary:
-            but = f"but the model's vocabulary has {vocabulary}: was it encoded with another tokenizer?"
-            raise InputError(f"prompt {number} contains token id {shown(max(prompt))}, {but}")
+            raise InputError(
+                f"prompt {number} contains token id {shown(max(prompt))}, but the model's vocabulary has {vocabulary}: "
+                "was it encoded with another tokenizer?"
+            )
     room, longest = policy.config.max_positions, max(map(len, ids))
     if room and longest + max_new_tokens > room:
         raise InputError(
@@ -176,5 +178,7 @@ def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> None:
         raise InputError(why)
     wrong = ids[(ids < 0) | (ids >= vocabulary)]
     if wrong.size:
-        but = f"but the model's vocabulary has {vocabulary}: was it encoded with another tokenizer?"
-        raise InputError(f"{name} contains the token id {wrong[0]}, {but}")
+        raise InputError(
+            f"{name} contains the token id {wrong[0]}, but the model's vocabulary has {vocabulary}: was it encoded "
+            "with another tokenizer?"
+        )

@@ -113,8 +113,10 @@ def located(source: str) -> Path | list[Path]:
     if path.is_dir():
         return path if any((path / name).exists() for name in _SAVED) else files_of_folder(path) or path
     if path.suffix != ".json" and format_of(path) is None:
-        why = "it must end in .jsonl, .json or .parquet (or .array_record), or be a data set folder"
-        raise InputError(f"cannot read {shown(source)}: {why}")
+        raise InputError(
+            f"cannot read {shown(source)}: it must end in .jsonl, .json or .parquet (or .array_record), or be a data "
+            "set folder"
+        )
     return [path]
 
 
@@ -225,8 +227,10 @@ def saved_data_set(path: Path) -> Any:
         raise InputError(f"{path} has several splits: give one of {', '.join(str(path / name) for name in names)}")
     for name in ("dataset_info.json", "state.json"):
         if not (path / name).is_file():
-            why = f"it has no {name}, and no .jsonl, .parquet or .array_record files"
-            raise InputError(f"{path} is not a folder written by datasets.save_to_disk: {why}")
+            raise InputError(
+                f"{path} is not a folder written by datasets.save_to_disk: it has no {name}, and no .jsonl, .parquet "
+                "or .array_record files"
+            )
         read_object(path / name)
     try:
         from datasets import load_from_disk

@@ -91,8 +91,10 @@ def check_together(config: Any, where: str) -> None:
     for place, kind in enumerate(c.kinds):
         if not c.layers_of(place):
             names = " and ".join(each.name for each in c.kinds)
-            but = f"but none of its {c.num_layers} is {kind.name}: models without one are not supported"
-            raise InputError(f"{where}: layers of a {c.family} model are of the kinds {names}, {but}")
+            raise InputError(
+                f"{where}: layers of a {c.family} model are of the kinds {names}, but none of its {c.num_layers} is "
+                f"{kind.name}: models without one are not supported"
+            )
     for name, tokens in (("eos_token_id", c.eos_token_ids), ("bos_token_id", (c.bos_token_id,))):
         check_tokens(tokens, c.vocab_size, where, name)
     for rope in c.ropes:
@@ -121,8 +123,10 @@ def with_slots(config: Any, slots: int) -> Any:
     if config.sink_slots:
         raise InputError(f"the model has sink slots already, {config.sink_slots} a head: leave out sink_slots")
     if any(kind.latent for kind in config.each_kind):
-        but = "but the model's keys and values are compressed (MLA): leave out sink_slots, or choose another model"
-        raise InputError(f"sink slots are keys and values of heads, {but}")
+        raise InputError(
+            "sink slots are keys and values of heads, but the model's keys and values are compressed (MLA): leave out "
+            "sink_slots, or choose another model"
+        )
     return dataclasses.replace(config, sink_slots=slots)
 
 

@@ -210,8 +210,10 @@ def quantisation_of(raw: Mapping[str, Any], where: str) -> Quantisation | None:
     if method == MXFP4:
         return Quantisation(MXFP4)
     if method != FP8:
-        rest = f"are not read, but only {FP8} and {MXFP4}: give the original model"
-        raise InputError(f"{where}: weights that are quantised ({shown(method)}) {rest}")
+        raise InputError(
+            f"{where}: weights that are quantised ({shown(method)}) are not read, but only {FP8} and {MXFP4}: give the "
+            "original model"
+        )
     check(found, _SETTINGS, where, "quantization_config.")
     block = found.get("weight_block_size", (128, 128))
     return Quantisation(FP8, None if block is None else (block[0], block[1]))

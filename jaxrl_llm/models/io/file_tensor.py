@@ -131,8 +131,10 @@ def _fp8(name: str, read: Read, read_scales: Read, block: tuple[int, int] | None
     if block is None and scales.size == 1:
         scales = scales.reshape(1, 1)
     elif scales.shape != wanted:
-        but = f"but blocks of {rows} x {columns} of {values.shape} imply {wanted}"
-        raise InputError(f"{where}: tensor {name + SCALE!r} has shape {scales.shape}, {but}")
+        raise InputError(
+            f"{where}: tensor {name + SCALE!r} has shape {scales.shape}, but blocks of {rows} x {columns} of "
+            f"{values.shape} imply {wanted}"
+        )
     scales = E8M0[scales.view(np.uint8)] if scales.dtype.itemsize == 1 else scales.astype(np.float32)
     factors = np.repeat(scales, columns, axis=-1)[..., : whole[1]]
     with np.errstate(over="ignore", invalid="ignore"):

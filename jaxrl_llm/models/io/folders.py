@@ -90,8 +90,10 @@ def check_output(directory: Any, overwrite: bool = False, read: Iterable[str | P
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
         raise InputError(f"{folder} cannot be read: {reason(error)}") from None
     if holds and not overwrite:
-        remedy = "choose another folder, or replace the model in it with --overwrite (overwrite=True)"
-        raise InputError(f"{folder} is not empty (it holds {holds[0]}): {remedy}")
+        raise InputError(
+            f"{folder} is not empty (it holds {holds[0]}): choose another folder, or replace the model in it with "
+            "--overwrite (overwrite=True)"
+        )
     strange = [name for name in holds if not any(fnmatch(name, known) for known in MODEL_FILES)]
     if strange:
         raise InputError(

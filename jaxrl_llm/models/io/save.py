@@ -84,8 +84,10 @@ def written(folder: Path, overwrite: bool, what: str) -> Iterator[Path]:
     except InputError:
         raise
     except Exception as error:  # safetensors, tokenizers and transformers each have errors of their own for a full disk
-        remedy = "nothing there was changed: free some space, or choose another folder"
-        raise InputError(f"the {what} cannot be written to {folder} ({reason(error)}); {remedy}") from error
+        raise InputError(
+            f"the {what} cannot be written to {folder} ({reason(error)}); nothing there was changed: "
+            "free some space, or choose another folder"
+        ) from error
 
 
 def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: int) -> None:

@@ -27,8 +27,10 @@ def check_experts(policy: Policy, batch: Trajectories) -> None:
     if not config.num_experts:
         raise InputError("the batch has experts to replay, but the policy is no mixture of experts: leave them out")
     if found != (config.num_layers, config.experts_per_token):
-        but = f"but the policy has {config.experts_per_token} in {config.num_layers}: replay those of the same model"
-        raise InputError(f"the batch has {found[1]} experts of each token in {found[0]} layers, {but}")
+        raise InputError(
+            f"the batch has {found[1]} experts of each token in {found[0]} layers, but the policy has "
+            f"{config.experts_per_token} in {config.num_layers}: replay those of the same model"
+        )
 
 
 def routing_of(routing: Routing, policy: Policy, batch: Trajectories) -> Routing:

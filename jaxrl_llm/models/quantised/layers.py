@@ -57,8 +57,10 @@ def _with_projections(layer: dict[str, Any], kind: str | None, change: Callable[
         return layer
     other = {"router": "experts", "key_out": "latent attention"}
     if kind in BLOCKS and (found := [what for name, what in other.items() if name in layer]):
-        but = f"but the model has {' and '.join(found)}: give weight_dtype {BLOCKS[kind].kind}, or another model"
-        raise InputError(f"{kind} rounds the products of dense layers, {but}")
+        raise InputError(
+            f"{kind} rounds the products of dense layers, but the model has {' and '.join(found)}: give weight_dtype "
+            f"{BLOCKS[kind].kind}, or another model"
+        )
     rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
     return {name: change(name, w, kind) if rounds(name, w) else w for name, w in layer.items()}
 
