@@ -214,8 +214,9 @@ def with_prompt(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{preview(rejected)}"
         )
     if not count:
-        why = f"{where}: there is no prompt, and chosen and rejected begin differently: give a column prompt"
-        raise InputError(why)
+        raise InputError(
+            f"{where}: there is no prompt, and chosen and rejected begin differently: give a column prompt"
+        )
     return {"prompt": chosen[:count], CHOSEN: chosen[count:], REJECTED: rejected[count:]}
 
 

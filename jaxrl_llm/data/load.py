@@ -236,8 +236,9 @@ class _Finish:
         whole = whole_text({**found.answer, "prompt": prompt})
         if self.template is not None:
             if not isinstance(prompt, str):
-                why = f"{where}: the prompt is a list of messages, for which there can be no prompt_template"
-                raise InputError(why)
+                raise InputError(
+                    f"{where}: the prompt is a list of messages, for which there can be no prompt_template"
+                )
             prompt = fill(self.template, {**row, **found.answer, "prompt": prompt}, where)
         elif not isinstance(prompt, str) and not is_conversation(prompt) and whole is None:
             raise InputError(f"{where}: {column!r} must be a string or a list of messages, found {preview(prompt)}")

@@ -33,8 +33,9 @@ def encode_steps(
     InputError for no steps, another number of labels, and a separator without tokens.
     """
     if not steps or len(steps) != len(labels):
-        why = f"there are {len(steps)} steps and {len(labels)} labels: give one label for each, at least one"
-        raise InputError(why)
+        raise InputError(
+            f"there are {len(steps)} steps and {len(labels)} labels: give one label for each, at least one"
+        )
     end = _bare(tokenizer, separator)
     if not end:
         raise InputError(f"the separator of steps is {separator!r}, which has no tokens: choose another")

@@ -99,8 +99,9 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
             self._batches.set_state(position)
         except Exception as error:  # grain raises several types
             self._batches.set_state(now)
-            why = f"cannot resume the prompt stream: its position is {preview(position)}, but must be like {now}"
-            raise InputError(why) from error
+            raise InputError(
+                f"cannot resume the prompt stream: its position is {preview(position)}, but must be like {now}"
+            ) from error
 
 
 def _is_alike(state: Any, other: Any) -> bool:

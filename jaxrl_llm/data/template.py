@@ -28,8 +28,9 @@ def read_template(text: str) -> Template:
         raise _wrong(text, str(error)) from None
     fields = [(name, how, conversion) for _, name, how, conversion in parts if name is not None]
     if not fields:
-        why = f"prompt_template {shown(text)} names no column, so every prompt would be the same: put {{prompt}} in it"
-        raise InputError(why)
+        raise InputError(
+            f"prompt_template {shown(text)} names no column, so every prompt would be the same: put {{prompt}} in it"
+        )
     for name, how, conversion in fields:
         if not _column(name) or _column(name).isdigit():
             raise _wrong(text, f"{{{name}}} names no column")

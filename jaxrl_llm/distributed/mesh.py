@@ -84,8 +84,9 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     if slices > 1:
         between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
         if between is None:
-            why = f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}"
-            raise InputError(why)
+            raise InputError(
+                f"the mesh {sizes} is to spread over {slices} slices: make data or fsdp a multiple of {slices}"
+            )
         outer = [slices if name == between else 1 for name in sizes]
         inner = [size // count for size, count in zip(shape, outer, strict=True)]
         arranged = create_hybrid_device_mesh(inner, outer, devices)

@@ -107,8 +107,9 @@ class PeerListener:
         try:
             self._listener = Listener(address)
         except OSError as error:
-            why = f"{address[0]}:{address[1]} cannot be listened on: {error.strerror or error}; give another address"
-            raise InputError(why) from None
+            raise InputError(
+                f"{address[0]}:{address[1]} cannot be listened on: {error.strerror or error}; give another address"
+            ) from None
         self._key, self._found = key, queue.SimpleQueue[Connection]()
         host, port = self._listener.address[:2]
         self.address = f"{socket.gethostname() if host in ANY else host}:{port}"

@@ -39,11 +39,13 @@ def check_tokens(tokens: Any, mask: Any, vocab_size: int) -> None:
                 raise InputError(f"{name} must be an array [rows, length]: its rows are of different lengths") from None
     ids, real = arrays.get("tokens", np.zeros(0)), arrays.get("mask")
     if not has_shape(ids, ("rows", "length")) or 0 in ids.shape or not is_of(ids, INTEGERS):
-        why = f"tokens are {ids.dtype}{list(ids.shape)}, but must be whole numbers [rows, length], neither of them 0"
-        raise InputError(why)
+        raise InputError(
+            f"tokens are {ids.dtype}{list(ids.shape)}, but must be whole numbers [rows, length], neither of them 0"
+        )
     if real is not None and not (has_shape(real, ids.shape) and is_of(real, NUMBERS)):
-        why = f"mask is {real.dtype}{list(real.shape)}, but must be bool{list(ids.shape)}, as the tokens are"
-        raise InputError(why)
+        raise InputError(
+            f"mask is {real.dtype}{list(real.shape)}, but must be bool{list(ids.shape)}, as the tokens are"
+        )
     if isinstance(ids, jax.core.Tracer) or isinstance(real, jax.core.Tracer):
         return
     wrong = (np.asarray(ids) < 0) | (np.asarray(ids) >= vocab_size)

@@ -46,8 +46,9 @@ TARGETS = tuple(parameters.ADAPTED)
 def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[str, ...]:
     """The targets, in order; where none are named those that `init` takes. InputError for what it refuses."""
     if isinstance(targets, str) or not isinstance(targets, Iterable):
-        what = f"the LoRA targets are {shown(targets)}, but must be a list of names, such as ('query', 'value')"
-        raise InputError(what)
+        raise InputError(
+            f"the LoRA targets are {shown(targets)}, but must be a list of names, such as ('query', 'value')"
+        )
     weights = adapted_weights(config).values()
     names, possible = list(targets), tuple(dict.fromkeys(weight.name for weight in weights))
     for name in names:

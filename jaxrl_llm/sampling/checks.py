@@ -163,8 +163,9 @@ def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
         if not isinstance(request.begun, Tokens):
             raise InputError(f"{name}: begun is a {type(request.begun).__name__}, but must be Tokens")
         if not isinstance(request.prompt, tuple) or not request.prompt:
-            why = f"{name}: the prompt is {shown(request.prompt)}, but must be a tuple of token ids, not empty"
-            raise InputError(why)
+            raise InputError(
+                f"{name}: the prompt is {shown(request.prompt)}, but must be a tuple of token ids, not empty"
+            )
         if request.prompt not in seen:
             _check_ids(name, np.asarray(request.prompt), vocabulary)
             seen.add(request.prompt)
@@ -174,8 +175,9 @@ def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
 
 def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> None:
     if ids.dtype.kind not in "iu" or ids.ndim != 1:
-        why = f"{name}: its tokens are {shown(ids.tolist())}, but must be token ids, which are whole numbers"
-        raise InputError(why)
+        raise InputError(
+            f"{name}: its tokens are {shown(ids.tolist())}, but must be token ids, which are whole numbers"
+        )
     wrong = ids[(ids < 0) | (ids >= vocabulary)]
     if wrong.size:
         raise InputError(

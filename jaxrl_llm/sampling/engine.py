@@ -97,8 +97,9 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Queue a request. Returns its number, which is the index of its completion."""
         if request.fixed:
-            why = "only a masked-diffusion model writes around fixed tokens: let a completion begin with them"
-            raise InputError(why)
+            raise InputError(
+                "only a masked-diffusion model writes around fixed tokens: let a completion begin with them"
+            )
         number, self._submitted = self._submitted, self._submitted + 1
         self.stats.asked += 1
         # What the request brings after earlier turns may be given to it, and end it.

@@ -47,8 +47,9 @@ def run(
     if not is_pair(policy):
         return policy.run(params, tokens, positions, attend, memory, record=record, **options)
     if record:
-        why = 'experts are not recorded beside a second policy, which the hook reads: set routing_replay to "none"'
-        raise InputError(why)
+        raise InputError(
+            'experts are not recorded beside a second policy, which the hook reads: set routing_replay to "none"'
+        )
     n = policy.config.num_layers
     first, second = (None, None) if memory is None else (memory[:n], memory[n:])
     hidden, layers = policy.run(params, tokens, positions, attend, first, **options)

@@ -114,7 +114,8 @@ def _renamed(tokenizer: Any, control: tuple[str, ...], live: Mapping[str, str]) 
             model["merges"] = [pair for pair, (a, b) in pairs if a not in live and b not in live and a + b not in live]
         made = Tokenizer.from_str(json.dumps(spec))
         if any(made.token_to_id(name) != tokenizer.convert_tokens_to_ids(text) for text, name in live.items()):
-            why = "a text holds control tokens, which this kind of tokenizer cannot read as text: remove them"
-            raise InputError(why)
+            raise InputError(
+                "a text holds control tokens, which this kind of tokenizer cannot read as text: remove them"
+            )
         known["renamed", control] = made
     return known["renamed", control]

@@ -57,8 +57,9 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
     """
     continued = bool(messages) and messages[-1].get("role") == "assistant"
     if continued and messages[-1].get("tool_calls"):
-        why = f"message {len(messages)} calls tools that nothing answers: give their results, or leave it out"
-        raise InputError(why)
+        raise InputError(
+            f"message {len(messages)} calls tools that nothing answers: give their results, or leave it out"
+        )
     given, instead = fitted(rendering, messages)
     if not continued:
         return put(rendering.asked(given), instead)

@@ -82,8 +82,9 @@ def check_together(config: Any, where: str) -> None:
     """InputError where settings of a `ModelConfig` do not fit each other."""
     c = config
     if c.num_heads % c.num_kv_heads:
-        why = f"{where}: num_attention_heads {c.num_heads} is no multiple of num_key_value_heads {c.num_kv_heads}"
-        raise InputError(why)
+        raise InputError(
+            f"{where}: num_attention_heads {c.num_heads} is no multiple of num_key_value_heads {c.num_kv_heads}"
+        )
     if c.head_dim % 2:
         raise InputError(f"{where}: head_dim {c.head_dim} is odd, but rotary embeddings turn pairs: it must be even")
     if c.num_experts and c.experts_per_token > c.num_experts:

@@ -169,8 +169,9 @@ def ropes_of(
     if parameters and not all(isinstance(parameters.get(name), dict | None) for name in LAYER_TYPES):
         raise InputError(f"{where}: rope_parameters.full_attention and .sliding_attention must be objects of settings")
     if parameters and not by_layer:
-        why = f"{where}: rope_parameters of {family} are by kind of layer, full_attention and sliding_attention"
-        raise InputError(why)
+        raise InputError(
+            f"{where}: rope_parameters of {family} are by kind of layer, full_attention and sliding_attention"
+        )
     of_type = {name: dict(parameters.get(name) or {}) for name in LAYER_TYPES}
     of_type["full_attention"] |= scaling
     ropes = [_rope(thetas[name], of_type[name], raw, where, f"rope_parameters.{name}") for name in LAYER_TYPES]

@@ -94,8 +94,9 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
     check_settings(dict(raw), where, family.settings)
     quantisation_of(raw, where)
     if raw.get("use_bidirectional_attention"):
-        why = f"{where}: a model with use_bidirectional_attention is no causal language model, and is not supported"
-        raise InputError(why)
+        raise InputError(
+            f"{where}: a model with use_bidirectional_attention is no causal language model, and is not supported"
+        )
     missing = {setting: value for setting, value in family.defaults.items() if setting not in raw}
     config = _config(name, family, raw | missing, where)
     check_together(config, where)
@@ -144,8 +145,9 @@ def _config(name: str, family: Family, values: dict[str, Any], where: str) -> Mo
     }  # fmt: skip
     fields |= {"ropes": fields["ropes"] + own.pop("more_ropes", ()), **own}
     if fields["activation"] not in ACTIVATIONS:
-        why = f"{where}: activation {fields['activation']!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
-        raise InputError(why)
+        raise InputError(
+            f"{where}: activation {fields['activation']!r} is not supported; supported are {', '.join(ACTIVATIONS)}"
+        )
     if "num_experts" in fields:
         if not fields["num_experts"]:
             raise InputError(f"{where}: {name} needs num_local_experts or num_experts, at least 1")
@@ -161,8 +163,9 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     of them would guess.
     """
     if config.sink_slots:
-        why = f"files of {config.family} have no place for sink slots: load the model from the run's own folder"
-        raise InputError(why)
+        raise InputError(
+            f"files of {config.family} have no place for sink slots: load the model from the run's own folder"
+        )
     family, eos = FAMILIES[config.family], list(config.eos_token_ids)
     out: dict[str, Any] = {
         "architectures": [family.architecture],

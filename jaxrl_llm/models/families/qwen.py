@@ -119,8 +119,9 @@ def _read_qwen3_5(raw: Values, where: str) -> dict[str, Any]:
         raw["linear_value_head_dim"], raw["linear_conv_kernel_dim"],
     )  # fmt: skip
     if delta.values % delta.keys:
-        why = f"{where}: linear_num_value_heads {delta.values} is no multiple of linear_num_key_heads {delta.keys}"
-        raise InputError(why)
+        raise InputError(
+            f"{where}: linear_num_value_heads {delta.values} is no multiple of linear_num_key_heads {delta.keys}"
+        )
     every, layers = given(raw, "full_attention_interval", 4), raw["num_hidden_layers"]
     types = raw.get("layer_types") or [FULL if (i + 1) % every == 0 else LINEAR for i in range(layers)]
     if set(types) - {FULL, LINEAR}:

@@ -148,6 +148,7 @@ def _part(tensors: dict[str, Read], name: str, dtypes: tuple[str, ...], where: s
     if name not in tensors:
         raise InputError(f"{where}: the weights lack the tensor {name!r} of a quantised one: the files are incomplete")
     if (dtype := dtype_of(tensors[name])) not in dtypes:
-        why = f"{where}: tensor {name!r} holds numbers of type {dtype}, but must be of {' or '.join(dtypes)}"
-        raise InputError(why)
+        raise InputError(
+            f"{where}: tensor {name!r} holds numbers of type {dtype}, but must be of {' or '.join(dtypes)}"
+        )
     return tensors.pop(name)

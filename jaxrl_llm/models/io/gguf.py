@@ -167,8 +167,9 @@ def _tensors(file: GgufFile, config: ModelConfig) -> dict[str, Callable[[], np.n
         if weight is None:
             if stored == _ROPE_FACTORS or stored.endswith(".attn_rot_embd.weight"):
                 continue
-            why = f"{file.name}: the tensor {shown(stored)} is not part of a {config.family} model as supported here"
-            raise InputError(why)
+            raise InputError(
+                f"{file.name}: the tensor {shown(stored)} is not part of a {config.family} model as supported here"
+            )
         name = partial(own_name(weight, config).format, layer=layer)
         if expert == _ALL:
             out |= {name(expert=e): partial(file.read, stored, e) for e in range(shape[0])}

@@ -127,8 +127,9 @@ def _byte_level(tokens: Sequence[str], merges: Sequence[str], splitter: _Splitte
     vocabulary = {token: index for index, token in enumerate(tokens)}
     # Found here because the library ends a thread over it, with a backtrace.
     if lost := [pair for pair in pairs if not {*pair, "".join(pair)} <= vocabulary.keys()]:
-        why = f"the GGUF tokenizer merges {shown(' '.join(lost[0]))}, which gives no token; convert it again"
-        raise InputError(why)
+        raise InputError(
+            f"the GGUF tokenizer merges {shown(' '.join(lost[0]))}, which gives no token; convert it again"
+        )
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=splitter.whole_words))
     if splitter.compose:
         tokenizer.normalizer = normalizers.NFC()

@@ -150,8 +150,9 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
             if weight.path not in whole:
                 value = np.asarray(jax.device_get(reduce(getitem, weight.path, params)))
                 if not all_finite(value):
-                    why = f"the parameter {'/'.join(weight.path)} holds {non_finite(value)}: it cannot be saved"
-                    raise InputError(why)
+                    raise InputError(
+                        f"the parameter {'/'.join(weight.path)} holds {non_finite(value)}: it cannot be saved"
+                    )
                 whole[weight.path] = value
         parts = {weight.path: whole[weight.path][each.place] for weight in each.weights}
         out[each.name] = np.ascontiguousarray(joined(each, parts))
@@ -196,8 +197,9 @@ def _files(folder: FilePath) -> list[str]:
     for name, file in places.items():
         is_name = isinstance(file, str) and file.isprintable() and file.endswith(".safetensors")
         if not is_name or file != FilePath(file).name:
-            why = f"{index}: weight_map places {shown(name)} in {shown(file)}, which is no file of the folder"
-            raise InputError(why)
+            raise InputError(
+                f"{index}: weight_map places {shown(name)} in {shown(file)}, which is no file of the folder"
+            )
     return sorted(set(places.values()))
 
 

@@ -64,6 +64,7 @@ def read_scoring(path_or_name: str | Path) -> tuple[Path, dict[str, Any], ModelC
     raw, config = settings_of(folder)
     if SCORE not in open_folder(folder):
         named = raw.get("architectures") or ["unknown"]
-        why = f"{folder} has no {SCORE} (architecture {shown(named[0])}): give a model for sequence classification"
-        raise InputError(why)
+        raise InputError(
+            f"{folder} has no {SCORE} (architecture {shown(named[0])}): give a model for sequence classification"
+        )
     return folder, raw, dataclasses.replace(config, score=score_head(raw, str(folder / "config.json")))

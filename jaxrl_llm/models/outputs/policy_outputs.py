@@ -104,8 +104,9 @@ def policy_outputs(
 def _perturbed(policy: Policy, params: Params, batch: Trajectories, wanted: Wanted) -> PolicyOutputs:
     """The outputs of an update by evolution. InputError for what only a pass through the model finds."""
     if other := {*wanted.names, *(["tempered_logp"] if wanted.temperatures else [])} - {PERTURBATION}:
-        why = f"an update by evolution runs no model, and has no {', '.join(sorted(other))}: leave out one of the two"
-        raise InputError(why)
+        raise InputError(
+            f"an update by evolution runs no model, and has no {', '.join(sorted(other))}: leave out one of the two"
+        )
     drawn = jnp.where(batch.action_mask, batch.behaviour_logp, 0.0)
     entropy = jnp.zeros_like(drawn) if batch.entropy is None else jnp.where(batch.action_mask, batch.entropy, 0.0)
     return PolicyOutputs(drawn, entropy, {PERTURBATION: perturbations(policy, params, batch)})

@@ -26,8 +26,9 @@ def check_thinking(thinking: SoftThinking, config: ModelConfig) -> None:
         if getattr(config, setting):
             raise InputError(f"this is {what}, and does not think softly: choose another model or method")
     if thinking.top_k > config.known_tokens:
-        why = f"soft thinking mixes {thinking.top_k} tokens, but the model has {config.known_tokens}: lower top_k"
-        raise InputError(why)
+        raise InputError(
+            f"soft thinking mixes {thinking.top_k} tokens, but the model has {config.known_tokens}: lower top_k"
+        )
 
 
 def check_thoughts(policy: Policy, batch: Trajectories, wanted: Iterable[str]) -> None:
@@ -35,8 +36,9 @@ def check_thoughts(policy: Policy, batch: Trajectories, wanted: Iterable[str]) -
     if batch.thoughts is None:
         return
     if policy.thinking is None:
-        why = "the batch has soft tokens, but the policy does not think so: dataclasses.replace(policy, thinking=...)"
-        raise InputError(why)
+        raise InputError(
+            "the batch has soft tokens, but the policy does not think so: dataclasses.replace(policy, thinking=...)"
+        )
     if (found := tuple(batch.thoughts.shape[2:])) != (RECORD, policy.thinking.top_k):
         raise InputError(
             f"the batch has soft tokens of the shape {list(found)}, but the policy's are of "
