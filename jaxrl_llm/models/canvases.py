@@ -30,8 +30,10 @@ def canvases(batch: Trajectories, unmasking: Unmasking) -> tuple[Array, Packing]
     block, W = unmasking.block, L + unmasking.block - 1
     wide = lambda x: jnp.pad(x, ((0, 0), (0, W - L)))  # noqa: E731
     tokens, known, action = map(wide, (batch.tokens, batch.token_mask, batch.action_mask))
-    column, acts = jnp.arange(W), jnp.any(action, axis=1)
-    first, last = jnp.argmax(action, axis=1), W - 1 - jnp.argmax(action[:, ::-1], axis=1)
+    column = jnp.arange(W)
+    acts = jnp.any(action, axis=1)
+    first = jnp.argmax(action, axis=1)
+    last = W - 1 - jnp.argmax(action[:, ::-1], axis=1)
     end = jnp.where(acts, first + block * (-(-(last + 1 - first) // block)), 0)
     masked = action & (wide(batch.need(MASKED)) > 0) if MASKED in (batch.info or {}) else action
     filled = (column > last[:, None]) & (column < end[:, None])

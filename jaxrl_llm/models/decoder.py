@@ -223,7 +223,8 @@ def _window_and_rope(config: ModelConfig, block: Block, position: int, number: j
 
 def _none_yet(config: ModelConfig, block: Block, x: jax.Array) -> dict[str, Any]:
     """Keys and values, of zeros, of the kinds of a block that later layers attend to."""
-    attended, found = {own.keys_of for own in config.each_kind}, {}
+    attended = {own.keys_of for own in config.each_kind}
+    found = {}
     for kind in set(block.pattern):
         if (name := config.kinds[kind].name) in attended:
             heads, *sizes = config.each_kind[kind].heads_kept(absorbed=False)

@@ -194,7 +194,8 @@ def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:
     if packing.suffixes is None:
         return shard, place
     before = packing.prefixes.source.size
-    after, first = find(packing.suffixes, packing.state - before), packing.state < before
+    after = find(packing.suffixes, packing.state - before)
+    first = packing.state < before
     return jnp.where(first, shard, after[0]), jnp.where(first, place, before // (tiles[0] * tiles[1]) + after[1])
 
 

@@ -106,7 +106,8 @@ def logp_of_tokens(source: Distribution, tokens: jax.Array, block: int = BLOCK) 
 
     @jax.checkpoint
     def add(sums: tuple[jax.Array, jax.Array], each: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-        z, at = logits_of_block(source, *each), tokens - each[1]
+        z = logits_of_block(source, *each)
+        at = tokens - each[1]
         inside = (at >= 0) & (at < block)
         own = jnp.take_along_axis(z, jnp.clip(at, 0, block - 1), axis=1)
         total = jnp.logaddexp(sums[0], jax.nn.logsumexp(z, axis=1))

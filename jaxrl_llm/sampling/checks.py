@@ -81,7 +81,8 @@ def check_ids(policy: Policy, ids: Sequence[Sequence[int]], max_new_tokens: int)
                 f"prompt {number} contains token id {shown(max(prompt))}, but the model's vocabulary has {vocabulary}: "
                 "was it encoded with another tokenizer?"
             )
-    room, longest = policy.config.max_positions, max(map(len, ids))
+    room = policy.config.max_positions
+    longest = max(map(len, ids))
     if room and longest + max_new_tokens > room:
         raise InputError(
             f"prompt {max(range(len(ids)), key=lambda i: len(ids[i]))} has {longest} tokens and max_new_tokens is "

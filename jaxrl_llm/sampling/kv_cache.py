@@ -177,7 +177,8 @@ def cascade_attention(
     """
     B, _, H, h = q.shape
     P, K = prefix.keys.shape[:2]
-    g, W = v.shape[3], (B if prefix_slots is None else prefix_slots.row.shape[0]) // P
+    g = v.shape[3]
+    W = (B if prefix_slots is None else prefix_slots.row.shape[0]) // P
     q = q.reshape(B, K, H // K, h)
     order, back = (None, None) if prefix_slots is None else (prefix_slots.row, prefix_slots.of_row)
     q_of_slots = rearranged(q, order, (P, W)).swapaxes(1, 2)  # [P, K, W, R, h]

@@ -49,7 +49,8 @@ def prefill_prompts(
     """
     widths: dict[int, list[tuple[int, list[int], int]]] = {}
     for slot, (prompt, adapter) in prompts:
-        ids, width = list(prompt), size.width
+        ids = list(prompt)
+        width = size.width
         while width % 2 == 0 and width // 2 >= max(len(ids), 32):
             width //= 2
         widths.setdefault(width, []).append((slot, ids, adapter))

@@ -177,7 +177,8 @@ def is_rendered(tokenizer: Any, prompt: Any) -> bool:
 
 def format_notes(tokenizer: Any, rows: Sequence[Mapping[str, Any]], format: PromptFormat) -> list[str]:
     """What is odd about the format of these rows, a line each."""
-    notes, chat = [], format.kind == "chat" and has_chat_template(tokenizer)
+    notes = []
+    chat = format.kind == "chat" and has_chat_template(tokenizer)
     count = sum(is_rendered(tokenizer, row.get("prompt")) for row in rows) if chat else 0
     if count:
         notes.append(

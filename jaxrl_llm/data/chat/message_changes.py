@@ -92,7 +92,8 @@ def _with_thought(
     rendering: Rendering, message: dict[str, Any], placeholder: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The reply with a placeholder as its content, and what stands for it: the thought, as a last reply has it."""
-    content, thought = text_of(message.get("content")), message.get("reasoning_content")
+    content = text_of(message.get("content"))
+    thought = message.get("reasoning_content")
     if thought is None:
         before, _, content = content.rpartition(CLOSED)
         thought, content = before.replace(OPENED, "").strip("\n"), content.lstrip("\n")

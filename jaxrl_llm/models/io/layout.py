@@ -111,13 +111,15 @@ def parts_of(stored: Stored, value: np.ndarray) -> dict[Path, np.ndarray]:
         return {stored.weights[0].path: value}
     sizes = [_sizes(weight, stored) for weight in stored.weights]
     lead, inputs, _ = sizes[0]
-    outputs, matrix = [size[2] for size in sizes], bool(stored.weights[0].inputs)
+    outputs = [size[2] for size in sizes]
+    matrix = bool(stored.weights[0].inputs)
     value = value[:, 0] if "taps" in stored.weights[0].axes else value
     x = value if matrix else value[..., None]  # [experts, outputs, inputs]
     x = x.swapaxes(-1, -2) if matrix and not stored.tensor.outputs_first else x
     groups, widths = _groups(stored, outputs)
     x = x.reshape(*lead, groups, -1, x.shape[-1])
-    ends, found = np.cumsum(widths)[:-1], {}
+    ends = np.cumsum(widths)[:-1]
+    found = {}
     for weight, part in zip(stored.weights, np.split(x, ends, axis=-2), strict=True):
         part = part.reshape(*lead, -1, inputs if matrix else 1).swapaxes(-1, -2)
         part = part.reshape(weight.shape[len(stored.place) :])

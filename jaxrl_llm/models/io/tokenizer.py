@@ -49,7 +49,8 @@ def with_added_tokens(
         if weight.axes[0] == "vocabulary":
             rows = params[name][:known]
             mean = jnp.mean(rows, axis=0, keepdims=True, dtype=jnp.float32).astype(rows.dtype)
-            fresh, old = jnp.repeat(mean, count - known, axis=0), params[name][count:]
+            fresh = jnp.repeat(mean, count - known, axis=0)
+            old = params[name][count:]
             padding = jnp.zeros((size - count - old.shape[0], *rows.shape[1:]), rows.dtype)
             out[name] = jnp.concatenate([rows, fresh, old, padding])
     config = dataclasses.replace(policy.config, vocab_size=size, num_tokens=0)

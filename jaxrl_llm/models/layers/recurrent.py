@@ -155,7 +155,8 @@ def _with_window(x: Array, window: Array | None, steps: int) -> Array:
 
 def segments_flow(segments: Array) -> Flow:
     """Rows of several segments, int32[N, L], 0 for padding: each begins with nothing, and nothing is left."""
-    L, real = segments.shape[1], segments > 0
+    L = segments.shape[1]
+    real = segments > 0
     latest = jax.lax.cummax(jnp.where(real, jnp.arange(L), -1), axis=1)
     one_before = jnp.pad(latest, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
     same = jnp.take_along_axis(segments, jnp.maximum(one_before, 0), axis=1) == segments

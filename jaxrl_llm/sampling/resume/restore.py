@@ -73,7 +73,8 @@ def extend_rows(of: Resuming, ring_cache: RingCache, reused: Sequence[tuple[Assi
     }
     arrays: dict[str, Any] = {name: np.asarray(values, np.int32) for name, values in columns.items()}
     into = arrays.pop("into")
-    params, drawn = narrowed(policy, weights.loop), ring_cache.drawn
+    params = narrowed(policy, weights.loop)
+    drawn = ring_cache.drawn
     held = ring_cache.layers, drawn.experts
     rows = extend(policy, params, prefix_cache, *held, tokens, *arrays.values(), ring_cache.step)
     layers, experts = put_rows(held, rows, into)

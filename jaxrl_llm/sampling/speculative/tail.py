@@ -126,7 +126,8 @@ class TailRows:
 
     def drawn(self, rows: Sequence[int], policy_step: int) -> dict[int, Tokens]:
         """All tokens of some rows of the engine."""
-        drawn, out = jax.tree.map(np.asarray, self.weights.fetched(self.tail.drawn)), {}
+        drawn = jax.tree.map(np.asarray, self.weights.fetched(self.tail.drawn))
+        out = {}
         for row in rows:
             i, begun = self.rows.index(row), self.requests[row].begun
             end = int(np.asarray(self.state.own)[i]) + 1

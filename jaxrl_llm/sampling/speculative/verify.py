@@ -227,7 +227,8 @@ def _attend(
     R, W, H, h = q.shape
     K, window = memory.keys.shape[1], how.window
     numbers: Any = {"query_scale": how.scale, "softcap": how.softcap}
-    q, ahead = q.reshape(R, W, K, H // K, h).swapaxes(1, 2), jnp.arange(W)
+    q = q.reshape(R, W, K, H // K, h).swapaxes(1, 2)
+    ahead = jnp.arange(W)
     old = decode_attention(
         q, memory.keys, memory.values, position, position[:, None] + ahead, key_scale=memory.key_scale,
         value_scale=memory.value_scale, window=window, **numbers,

@@ -173,7 +173,8 @@ class UnmaskingEngine:
             before = (*request.prompt, *ids[:start])
             canvas.tokens[row, : len(before)] = before
             canvas.first[row] = len(before)
-            given, fixed = np.full(B, -1), request.fixed[start : start + B]
+            given = np.full(B, -1)
+            fixed = request.fixed[start : start + B]
             given[: len(fixed)] = fixed
             given[: len(ids) - start] = ids[start:]
             canvas.block[row], canvas.known[row] = given, given >= 0

@@ -37,7 +37,8 @@ def unmask(policy: Policy, params: Params, canvas: Canvas, settings: DrawSetting
     own = policy.config.unmasking
     assert own is not None
     (R, B), W = canvas.block.shape, canvas.tokens.shape[1]
-    column, row = canvas.first[:, None] + jnp.arange(B), jnp.arange(R)[:, None]
+    column = canvas.first[:, None] + jnp.arange(B)
+    row = jnp.arange(R)[:, None]
     segments = (jnp.arange(W) < canvas.first[:, None] + B).astype(jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(W), (R, W))
     keys = [jnp.broadcast_to(x, (R, B)) for x in (settings.seed, canvas.prompt_id[:, None], canvas.sample[:, None])]
@@ -84,7 +85,8 @@ def mean_field(
     masked = jnp.where(place < first[:, None], tokens, own.mask_token)
     segments = (place < end[:, None]).astype(jnp.int32)
     hidden, _ = policy.forward(params, masked, jnp.broadcast_to(place, (R, W)), segments)
-    column, row = jnp.minimum(first[:, None] + jnp.arange(T), W - 1), jnp.arange(R)[:, None]
+    column = jnp.minimum(first[:, None] + jnp.arange(T), W - 1)
+    row = jnp.arange(R)[:, None]
     head, states = unembedding(policy, params, hidden[row, column].reshape(R * T, -1))
     known = policy.config.known_tokens
     logp, entropy = fused_logprob(
