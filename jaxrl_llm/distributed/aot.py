@@ -129,8 +129,10 @@ def _compile(
     shardings = [sharding] * len(shapes)
     if isinstance(program.compiled, jax.stages.Compiled):
         shardings = jax.tree.leaves(program.compiled.output_shardings)
-    each = zip(shapes, shardings, traced.jaxpr.out_avals, strict=True)
-    results = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to, weak_type=aval.weak_type) for x, to, aval in each]
+    results = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding, weak_type=aval.weak_type)
+        for x, sharding, aval in zip(shapes, shardings, traced.jaxpr.out_avals, strict=True)
+    ]
     return jax.tree.unflatten(jax.tree.structure(program.lowered.out_info), results)
 
 

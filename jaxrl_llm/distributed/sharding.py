@@ -165,8 +165,10 @@ def _memory(sharding: Any) -> str:
 
 def _regions(sharding: Any, shape: tuple[int, ...]) -> dict[Any, list[range]]:
     """For each device, the part of an array that it holds: a range of indices for each axis."""
-    indices = sharding.devices_indices_map(shape).items()
-    return {device: [range(n)[part] for part, n in zip(index, shape, strict=True)] for device, index in indices}
+    return {
+        device: [range(n)[part] for part, n in zip(index, shape, strict=True)]
+        for device, index in sharding.devices_indices_map(shape).items()
+    }
 
 
 def bytes_to_move(tree: Any, shardings: Any) -> int:

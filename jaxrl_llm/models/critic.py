@@ -79,8 +79,11 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
     if critic.kind == LIKELIHOOD:
         return {**params, "critic": {"tower": jax.tree.map(jnp.copy, without_critic(params))}}
     shapes = head_shapes(policy.config, critic.hidden, critic.heads)
-    normal = lambda shape: jax.random.normal(key, shape) / shape[0] ** 0.5  # noqa: E731
-    starts: dict[str, Callable[[tuple[int, ...]], jax.Array]] = {ZEROS: jnp.zeros, IDENTITY: jnp.ones, NORMAL: normal}
+    starts: dict[str, Callable[[tuple[int, ...]], jax.Array]] = {
+        ZEROS: jnp.zeros,
+        IDENTITY: jnp.ones,
+        NORMAL: lambda shape: jax.random.normal(key, shape) / shape[0] ** 0.5,
+    }
     head = {weight.name: starts[weight.initialiser](shapes[weight.name]) for weight in head_weights(critic.hidden)}
     if critic.spread:
         shape = shapes["weight"]

@@ -244,8 +244,10 @@ def embed(
     if mixed is not None:
         soft = jnp.any(mixed.weights > 0, axis=-1)
         # One after another, so that no array is [N, L, K, D].
-        of = range(mixed.ids.shape[-1])
-        terms = (mixed.weights[..., j, None].astype(dtype) * _looked_up(params, mixed.ids[..., j], dtype) for j in of)
+        terms = (
+            mixed.weights[..., j, None].astype(dtype) * _looked_up(params, mixed.ids[..., j], dtype)
+            for j in range(mixed.ids.shape[-1])
+        )
         x = jnp.where(soft[..., None], sum(terms), x)
     return x if config.embedding_scale == 1.0 else x * jnp.asarray(config.embedding_scale, dtype)
 

@@ -239,8 +239,10 @@ class ParameterTable(NamedTuple):
         shown.append(("all", "", "", f"{self.parameters:,}", f"{self.bytes / 1e6:,.1f}"))
         rows = [("array", "shape", "dtype", "parameters", "MB"), *shown]
         widths = [max(len(row[column]) for row in rows) for column in range(5)]
-        sides = *[str.ljust] * 3, *[str.rjust] * 2
-        aligned = ([side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows)
+        aligned = [
+            [cell.ljust(width) if column < 3 else cell.rjust(width) for column, (cell, width) in enumerate(pairs)]
+            for pairs in (zip(row, widths, strict=True) for row in rows)
+        ]
         return "\n".join("  ".join(row).rstrip() for row in aligned)
 
 

@@ -132,6 +132,11 @@ def _show(out: TextIO, shown: str, text: str) -> str:
 
 def _as_dict(completion: Completion, text: str, prompt: str, number: int) -> dict[str, Any]:
     logp = completion.tokens.logp
-    mean = float(np.mean(logp, dtype=np.float64)) if logp.size else None
-    found = {"prompt": prompt, "sample": number, "text": text, "ended": completion.ended}
-    return {**found, "tokens": completion.tokens.size, "mean_logp": mean}
+    return {
+        "prompt": prompt,
+        "sample": number,
+        "text": text,
+        "ended": completion.ended,
+        "tokens": completion.tokens.size,
+        "mean_logp": float(np.mean(logp, dtype=np.float64)) if logp.size else None,
+    }

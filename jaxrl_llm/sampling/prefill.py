@@ -92,9 +92,12 @@ def prompts_together(width: int, slots: int, devices: int) -> int:
 
 def empty_prefix_cache(policy: Policy, prompts: int, length: int, dtype: Any, record: bool = False) -> PrefixCache:
     """An empty prefix cache with slots for `prompts` prompts of at most `length` tokens. record: also their experts."""
-    layers, none = empty_layers(policy, prompts, length, dtype), jnp.zeros(prompts, jnp.int32)
-    hidden = jnp.zeros((prompts, width(policy)), policy.activation_dtype)
-    return PrefixCache(layers, none, hidden, no_experts(policy.config, prompts, length) if record else None)
+    return PrefixCache(
+        empty_layers(policy, prompts, length, dtype),
+        jnp.zeros(prompts, jnp.int32),
+        jnp.zeros((prompts, width(policy)), policy.activation_dtype),
+        no_experts(policy.config, prompts, length) if record else None,
+    )
 
 
 @jax.jit(static_argnames=("policy",), donate_argnames=("prefix_cache",))
@@ -136,10 +139,12 @@ def prefill(
 
     stores = enumerate(prefix_cache.layers)
     layers = tuple(None if store is None else put(store, of_layer(kvs, number)) for number, store in stores)
-    lengths = prefix_cache.length.at[into].set(length, mode="drop")
-    states = prefix_cache.hidden.at[into].set(last, mode="drop")
-    kept = None if kept is None else kept.at[into, : tokens.shape[1]].set(experts, mode="drop")
-    return PrefixCache(layers, lengths, states, kept)
+    return PrefixCache(
+        layers,
+        prefix_cache.length.at[into].set(length, mode="drop"),
+        prefix_cache.hidden.at[into].set(last, mode="drop"),
+        None if kept is None else kept.at[into, : tokens.shape[1]].set(experts, mode="drop"),
+    )
 
 
 def causal_pass(

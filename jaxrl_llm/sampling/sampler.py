@@ -206,9 +206,13 @@ def settings_of(
     truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
     mask = None if allowed is None else checks.allowed_tokens(allowed, policy.config.vocab_size)
     limits: Any = np.int32(top_k), np.float32(top_p), np.float32(min_p)
-    stop = np.asarray(checks.checked_stop_tokens(stop_token_ids, policy), np.int32)
-    heat, filters = jax.device_put((np.float32(temperature), Filters(*limits) if truncating else None))
-    return DrawSettings(seed_of(key), heat, filters, mask, jax.device_put(stop))
+    return DrawSettings(
+        seed=seed_of(key),
+        temperature=jax.device_put(np.float32(temperature)),
+        filters=jax.device_put(Filters(*limits)) if truncating else None,
+        allowed=mask,
+        stop_tokens=jax.device_put(np.asarray(checks.checked_stop_tokens(stop_token_ids, policy), np.int32)),
+    )
 
 
 def cut_at(tokenizer: Any, stop: Sequence[str]) -> Cut:

@@ -71,9 +71,12 @@ def of_both(policy: Policy, params: Params, hidden: Array) -> list[tuple[Params,
 
 def beside(first: Weights, second: Weights) -> Weights:
     """The weights of the engine for both policies."""
-    both = {name: getattr(first, name) | {"other": getattr(second, name)} for name in ("prompts", "loop")}
-    moved = {name: getattr(first, name) + getattr(second, name) for name in ("moved_bytes", "moved_seconds")}
-    return first._replace(**both, **moved)
+    return first._replace(
+        prompts=first.prompts | {"other": second.prompts},
+        loop=first.loop | {"other": second.loop},
+        moved_bytes=first.moved_bytes + second.moved_bytes,
+        moved_seconds=first.moved_seconds + second.moved_seconds,
+    )
 
 
 def alone(weights: Weights) -> Weights:

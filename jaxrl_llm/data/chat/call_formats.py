@@ -151,8 +151,14 @@ FORMATS = (
 Parse = Callable[[Sequence[int]], Any]  # token ids of a reply -> a `renderers.ParsedResponse`
 
 _ASKED: Message = {"role": "user", "content": "x"}
-_TEXTS = {"type": "object", "properties": {"text": {"type": "string"}, "at": {"type": "string"}}}
-_TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": _TEXTS}}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "at": {"type": "string"}}},
+    },
+}
 
 
 def parser_of(rendering: Rendering, tools: Sequence[Mapping[str, Any]]) -> Parse | None:

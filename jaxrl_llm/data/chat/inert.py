@@ -34,8 +34,11 @@ def control_tokens(tokenizer: Any, template: str | None = None) -> tuple[str, ..
     known = _made.setdefault(tokenizer, {}) if added else {}
     if key not in known:
         named = set(getattr(tokenizer, "chat_control_tokens", None) or ())
-        written = lambda text: text in template and not text.isspace()  # noqa: E731
-        texts = {x.content for x in added.values() if x.special or x.content in named or written(x.content)}
+        texts = {
+            token.content
+            for token in added.values()
+            if token.special or token.content in named or (token.content in template and not token.content.isspace())
+        }
         known[key] = tuple(sorted(texts - {""}, key=lambda text: (-len(text), text)))
     return known[key]
 

@@ -44,8 +44,10 @@ def fitted(rendering: Rendering, messages: Sequence[Message]) -> tuple[list[dict
             raise InputError(f"message {number}: its role is {shown(message.get('role'))}, but must be a word")
     shape, marks = _shape(plain)
     forms = _forms(rendering, shape, marks)
-    control = lambda message: () if message["role"] == "assistant" else rendering.control  # noqa: E731
-    safe = [{**guarded(message, control(message)), "role": message["role"]} for message in plain]
+    safe = [
+        message if message["role"] == "assistant" else {**guarded(message, rendering.control), "role": message["role"]}
+        for message in plain
+    ]
     return applied(rendering, safe, forms)
 
 

@@ -103,8 +103,12 @@ class Rendering:
         Contents that are texts become a part each where the template takes parts alone.
         """
         if self._takes_parts_alone:
-            is_text = lambda message: isinstance(message.get("content", ""), str)  # noqa: E731
-            messages = [{**x, "content": parts_of(x.get("content") or "")} if is_text(x) else x for x in messages]
+            messages = [
+                {**message, "content": parts_of(message.get("content") or "")}
+                if isinstance(message.get("content", ""), str)
+                else message
+                for message in messages
+            ]
         return self._rendered(messages, reply)
 
     @property

@@ -128,11 +128,13 @@ class ChatTurns(Rendering):
 
     def _delta(self, messages: Sequence[Message]) -> str | None:
         """What the template writes from a reply, without its end, to the beginning of the next; None if not proved."""
-        is_result = [message.get("role") == "tool" for message in messages]
-        calls = sum(is_result)
-        if any(is_result[calls:]):
+        calls = sum(message.get("role") == "tool" for message in messages)
+        if calls and calls < len(messages) and any(message.get("role") == "tool" for message in messages[calls:]):
             return None  # results after another message answer no call
-        numbered = [{**x, "tool_call_id": f"call{n:05d}"} if is_result[n] else x for n, x in enumerate(messages)]
+        numbered = [
+            {**message, "tool_call_id": f"call{number:05d}"} if message.get("role") == "tool" else message
+            for number, message in enumerate(messages)
+        ]
         names = [str(message.get("name") or "look") for message in messages[:calls]]
         delta = self._after([_called(names, reply) for reply in REPLIES] if calls else _SAID, numbered)
         if delta is None and calls and "tool" in self.template:

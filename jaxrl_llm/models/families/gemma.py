@@ -154,9 +154,11 @@ def _write_gemma4(config: ModelConfig) -> dict[str, Any]:
     shared = [kinds[kind].keys_of != "" for kind in config.kind_of_layer]
     width = config.shared_size or first.intermediate_size
     wide = any(kinds[k].intermediate_size != width for k, s in zip(config.kind_of_layer, shared, strict=True) if s)
-    sizes = lambda own: {"head_dim": own.head_dim, "num_key_value_heads": own.num_kv_heads}  # noqa: E731
-    each = enumerate(map(config.of_layer, range(config.num_layers)))
-    per_layer = {str(layer): sizes(own) for layer, own in each if sizes(own) != sizes(first)}
+    per_layer = {
+        str(layer): {"head_dim": own.head_dim, "num_key_value_heads": own.num_kv_heads}
+        for layer, own in enumerate(map(config.of_layer, range(config.num_layers)))
+        if (own.head_dim, own.num_kv_heads) != (first.head_dim, first.num_kv_heads)
+    }
     moe = config.num_experts or None
     return {
         "layer_types": types, "rope_parameters": ropes_by_type(config), "head_dim": first.head_dim,

@@ -51,8 +51,11 @@ class Adapter(NamedTuple):
     def trained(self) -> dict[str, Stored]:
         """The tensors with adapters that learn."""
         possible = adapted_weights(self.model)
-        own = (each for each in stored_tensors(self.model, self.pairs) if each.name in self.pairs)
-        return {each.name: each for each in own if all(weight.path in possible for weight in each.weights)}
+        return {
+            each.name: each
+            for each in stored_tensors(self.model, self.pairs)
+            if each.name in self.pairs and all(weight.path in possible for weight in each.weights)
+        }
 
     def requires(self, stored: Stored) -> bool:
         """Whether a module that the settings name must be in the file.

@@ -100,17 +100,26 @@ def _build(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         tokenizer, add_bos = _sentencepiece(tokens, scores, types, prefix), True
     else:
         raise unknown("GGUF tokenizer model", str(kind), ("gpt2", "llama"))
-    added = [(token, code) for token, code in zip(tokens, types, strict=True) if code in (_CONTROL, _USER_DEFINED)]
-    tokenizer.add_tokens([AddedToken(token, special=code == _CONTROL, normalized=False) for token, code in added])
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=code == _CONTROL, normalized=False)
+            for token, code in zip(tokens, types, strict=True)
+            if code in (_CONTROL, _USER_DEFINED)
+        ]
+    )
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     special = {name: _token(metadata, tokens, f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
     ends = {f"add_{end}_token": bool(metadata.get(f"tokenizer.ggml.add_{end}_token")) for end in ("bos", "eos")}
     ends["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos))
     ends = {name: value and special[name.removeprefix("add_")] is not None for name, value in ends.items()}
     _surround(tokenizer, *(special[f"{end}_token"] if ends[f"add_{end}_token"] else None for end in ("bos", "eos")))
-    known = {name: token for name, token in special.items() if token is not None}
-    options = {"chat_template": metadata.get("tokenizer.chat_template"), "clean_up_tokenization_spaces": False, **ends}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options, **known)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=metadata.get("tokenizer.chat_template"),
+        clean_up_tokenization_spaces=False,
+        **{name: token for name, token in special.items() if token is not None},
+        **ends,
+    )
 
 
 def _token(metadata: Mapping[str, Any], tokens: Sequence[str], key: str) -> str | None:

@@ -36,7 +36,6 @@ def stored_tensors(config: ModelConfig, found: Container[str] | None = None) -> 
     None for the layout in which its family is published.
     """
     family, own = FAMILIES[config.family], weights(config)
-    tensors = family.tensors if found is None else (*family.tensors, *family.others)
     kinds = {kind.name: config.each_kind[number] for number, kind in enumerate(config.kinds)}
     for kind in ("", *kinds):
         here = {weight.name: weight for weight in own.values() if weight.kind == kind}
@@ -46,8 +45,11 @@ def stored_tensors(config: ModelConfig, found: Container[str] | None = None) -> 
             for place, layer in enumerate(weight.layers or (0,)):
                 if (weight.name, place) in done:
                     continue
-                holding = (one for one in (*tensors, _usual(weight)) if weight.name in one.weights)
-                options = [tensor for tensor in holding if _fits(tensor, here)]
+                options = [
+                    tensor
+                    for tensor in (*family.tensors, *(family.others if found is not None else ()), _usual(weight))
+                    if weight.name in tensor.weights and _fits(tensor, here)
+                ]
                 names = [_full_name(tensor, weight).format(layer=layer, expert=0) for tensor in options]
                 usual = next(i for i, tensor in enumerate(options) if tensor not in family.others)
                 tensor = options[next((i for i, name in enumerate(names) if found is None or name in found), usual)]

@@ -115,8 +115,10 @@ def convolution_mixer(
 ) -> tuple[Array, State | None]:
     """What a gated short convolution makes of states y [N, L, D], and what it carries on (LFM2)."""
     window = None if memory is None else memory.windows[0]
-    names = ("conv_in", "conv_gate", "conv_value")
-    gate_in, gate_out, x = (project(y, layer[name], layer, name, name in placement.joined) for name in names)
+    gate_in, gate_out, x = (
+        project(y, layer[name], layer, name, name in placement.joined)
+        for name in ("conv_in", "conv_gate", "conv_value")
+    )
     x = gate_in * x
     out = gate_out * flow.convolve(x, layer["conv_taps"], window)
     after = flow.window(x, window, config.convolution)

@@ -155,8 +155,10 @@ def adam_step(
     V = source.unembedding.shape[0]
     block = min(block, V)
     rows, starts = vocabulary.unembedding_blocks(source, block)
-    padded = lambda x: jnp.pad(x.astype(jnp.float32), ((0, len(rows) * block - V), (0, 0)))  # noqa: E731
-    parts = tuple(padded(moments[name]).reshape(rows.shape) for name in ("first", "second"))
+    parts = tuple(
+        jnp.pad(moments[name].astype(jnp.float32), ((0, len(rows) * block - V), (0, 0))).reshape(rows.shape)
+        for name in ("first", "second")
+    )
     b1, b2, epsilon = betas
     after = moments["count"].astype(jnp.float32) + 1
     hidden = source.hidden.astype(jnp.float32)

@@ -204,8 +204,10 @@ def extend(
         distance = positions[:, :, None] - places[:, None, :]
         seen = real[:, None, :] & (distance >= 0) & ((distance < how.window) | (how.window == 0))
         new = pack(k, v, store.keys.dtype)
-        caches = zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
-        keys, values = (jnp.concatenate([x.astype(q.dtype) for x in parts], axis=2) for parts in caches)
+        keys, values = (
+            jnp.concatenate([each_x.astype(q.dtype) for each_x in parts], axis=2)
+            for parts in zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
+        )
         y = attention(q, keys, values, seen, how)
         index = own[:, None] - 1 - (step - 1 - column) % S  # own token in each column afterwards
         at_new = jnp.clip(index - usable[:, None], 0, M - 1)
@@ -217,8 +219,10 @@ def extend(
         copied = each(lambda x, axis: take_columns(x[source], (first + index) % S, axis), store)
         return y, each(merged, copied, new)
 
-    taken, pairs = partial(jax.tree.map, lambda x: x[source]), zip(ring_layers, prefix_cache.layers, strict=True)
-    memory = tuple(taken(store) if isinstance(store, State) else (store, prefix) for store, prefix in pairs)
+    memory = tuple(
+        jax.tree.map(lambda x: x[source], store) if isinstance(store, State) else (store, prefix)
+        for store, prefix in zip(ring_layers, prefix_cache.layers, strict=True)
+    )
     flow = rows_flow(own - usable)
     _, rows = run(policy, params, tokens, positions, attend, memory, record=ring_experts is not None, flow=flow)
     if ring_experts is not None:

@@ -61,9 +61,11 @@ class Drafts:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat arrays for a checkpoint."""
         texts = [(prompt_id, text) for prompt_id, kept in self.of.items() for text in kept]
-        numbers = {"prompt": [prompt_id for prompt_id, _ in texts], "length": [text.size for _, text in texts]}
-        found = {name: np.asarray(values, np.int64) for name, values in numbers.items()}
-        return {**found, "token": np.concatenate([np.zeros(0, np.int32), *(text for _, text in texts)])}
+        return {
+            "prompt": np.asarray([prompt_id for prompt_id, _ in texts], np.int64),
+            "length": np.asarray([text.size for _, text in texts], np.int64),
+            "token": np.concatenate([np.zeros(0, np.int32), *(text for _, text in texts)]),
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Drafts:

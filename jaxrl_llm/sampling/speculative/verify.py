@@ -199,10 +199,12 @@ def _advance(
     newest = jnp.take_along_axis(new.token, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
     tried = (draft.number > 0) & ~rows.done
     misses = jnp.where(right_count > 0, 0, jnp.minimum(tail.misses + 1, MOST_MISSES))
-    layers = tuple(committed(layer, count) if isinstance(layer, State) else layer for layer in layers)
-    written = put(tail.tokens, new.token, positions + 1)
-    drawn = jax.tree.map(partial(put, column=at), tail.drawn, new)
-    tail = Tail(layers, written, drawn, jnp.where(tried, misses, tail.misses))
+    tail = Tail(
+        tuple(committed(layer, count) if isinstance(layer, State) else layer for layer in layers),
+        put(tail.tokens, new.token, positions + 1),
+        jax.tree.map(partial(put, column=at), tail.drawn, new),
+        jnp.where(tried, misses, tail.misses),
+    )
     added = (
         1, jnp.sum(~rows.done), jnp.sum(count), jnp.sum(jnp.where(rows.done, 0, draft.number)),
         jnp.sum(jnp.maximum(count - 1, 0)),

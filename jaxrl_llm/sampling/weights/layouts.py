@@ -132,9 +132,10 @@ def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None =
     options = options_for(mesh.devices.flat[0], mesh, rounding)
     target = named_shardings(loop_specs(policy, mesh, params, options), mesh)
     others = jax.jit(_others, static_argnums=(0, 2), out_shardings=outside_layers(target))
-    firsts = [target["layers"][policy.config.layers_of(kind)[0]] for kind in range(len(policy.config.each_kind))]
-    places = map(with_inputs_last, firsts) if options.inputs_last else firsts
-    layers = tuple(jax.jit(_layer, static_argnums=(0, 3), out_shardings=place) for place in places)
+    layers = tuple(
+        jax.jit(_layer, static_argnums=(0, 3), out_shardings=with_inputs_last(one) if options.inputs_last else one)
+        for one in [target["layers"][policy.config.layers_of(kind)[0]] for kind in range(len(policy.config.each_kind))]
+    )
     return Converter(others, layers, options)
 
 
