@@ -116,7 +116,10 @@ def by_unit(mesh: Mesh) -> Mesh:
         each = ", ".join(f"host {index} has {count}" for index, count in sorted(counts.items()))
         raise InputError(f"every host needs as many devices, but {each}")
     number = {index: place for place, index in enumerate(sorted(counts))}
-    unit = lambda row, together: {number[device.process_index] // together for device in row.flat}  # noqa: E731
+
+    def unit(row: np.ndarray, together: int) -> set[int]:
+        return {number[device.process_index] // together for device in row.flat}
+
     sizes_of_units = (n for n in range(1, len(counts) + 1) if len(counts) % n == 0)
     together = next(n for n in sizes_of_units if all(len(unit(row, n)) == 1 for row in rows))
     order = np.argsort([min(unit(row, together)) for row in rows], kind="stable")

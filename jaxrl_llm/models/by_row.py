@@ -81,7 +81,9 @@ def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
             found += inner_products(w.reshape(math.prod(w.shape[: perturbed[name].inputs]), -1), own, name)
         return found
 
-    matrices = lambda layer: {name: w for name, w in layer.items() if name in perturbed}  # noqa: E731
+    def matrices(layer: Params) -> Params:
+        return {name: w for name, w in layer.items() if name in perturbed}
+
     total = jnp.zeros(numbers.shape, jnp.float32)
     if isinstance(layers, tuple):
         return sum((of_layer(matrices(layer), jnp.int32(place)) for place, layer in enumerate(layers)), total)

@@ -63,7 +63,10 @@ SPLIT = {
 
 def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
     """For each kind of split, the number that must divide in all layers, and what it counts."""
-    common = lambda field: math.gcd(*(getattr(kind, field) for kind in config.each_kind))  # noqa: E731
+
+    def common(field: str) -> int:
+        return math.gcd(*(getattr(kind, field) for kind in config.each_kind))
+
     return {
         "states": (math.gcd(*[kind.delta.keys for kind in config.each_kind if kind.delta]), "heads of the delta rule"),
         "channels": (config.hidden_size, "channels"),

@@ -53,7 +53,10 @@ def view_of(
         given = batch.experts[:, :, : policy.config.num_layers]
     states, routing = packed_states(policy, params, tokens, packing, given, record, batch.thoughts)
     at = packing.row, packing.column  # what is past the end is read at the end
-    gather = lambda x: x.at[at].get(mode="clip")  # noqa: E731
+
+    def gather(x: jax.Array) -> jax.Array:
+        return x.at[at].get(mode="clip")
+
     temperature = jnp.ones(len(batch.tokens)) if batch.temperature is None else batch.temperature
     floor = None if batch.support_floor is None else gather(batch.support_floor)
     temperature = temperature.at[packing.row].get(mode="clip")

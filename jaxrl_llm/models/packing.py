@@ -170,7 +170,9 @@ def paths_flow(
     rows = [len(level.source) // shards for level in levels]
     paths, real = paths_of(enter, leave, packing.runs * sum(rows)), enter > 0
     branches = rows[0] * packing.runs + sum(rows[1:]) * (packing.runs - 1)  # runs that others continue: no row's last
-    convolved = lambda x, weight, window: as_before(convolve_paths(in_order(x), weight, paths))  # noqa: E731
+
+    def convolved(x: Array, weight: Array, window: Array | None) -> Array:
+        return as_before(convolve_paths(in_order(x), weight, paths))
 
     def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, None]:
         x = only(jax.tree.map(in_order, x), real)

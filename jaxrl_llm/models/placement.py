@@ -73,7 +73,9 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         joined -= {"out", "down"}  # whose inputs are sharded
     parts = mesh.shape.get(SEQUENCE, 1) * mesh.shape.get(TENSOR, 1)
     by_heads = mesh.shape.get(SEQUENCE, 1) > 1 and config.num_heads % parts == 0
-    put = lambda x, *axes: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))  # noqa: E731
+
+    def put(x: jax.Array, *axes: Any) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
     def rows(x: jax.Array) -> Any:
         return axes_of(mesh, ROWS) if x.shape[0] % row_shards(mesh) == 0 else None
@@ -120,7 +122,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     def of_tokens(x: jax.Array) -> jax.Array:
         return put(x, rows(x), SEQUENCE, axes_of(mesh, (TENSOR,)))
 
-    of_heads = lambda x: put(x, rows(x), None, axes_of(mesh, (TENSOR, SEQUENCE)))  # noqa: E731
+    def of_heads(x: jax.Array) -> jax.Array:
+        return put(x, rows(x), None, axes_of(mesh, (TENSOR, SEQUENCE)))
 
     def heads(x: jax.Array) -> jax.Array:
         if not by_heads or x.shape[1] % mesh.shape[SEQUENCE]:

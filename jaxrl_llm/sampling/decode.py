@@ -195,7 +195,8 @@ def decode(
         """
         return rotations_of(policy.config, (rows.prompt + rows.own)[:, None])
 
-    unfinished = lambda carry: (carry[2].steps < most) & (jnp.sum(carry[1].done) < leave_at)  # noqa: E731
+    def unfinished(carry: tuple[RingCache, RowState, LoopCounts, Any]) -> Array:
+        return (carry[2].steps < most) & (jnp.sum(carry[1].done) < leave_at)
 
     def advance(carry: tuple[RingCache, RowState, LoopCounts, Any]) -> tuple[RingCache, RowState, LoopCounts, Any]:
         ring_cache, rows, counts, rotated = carry

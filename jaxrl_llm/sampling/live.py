@@ -45,7 +45,9 @@ def write_completions(
     terminal = out.isatty() and not as_json
     alone = terminal and len(asked.requests) == 1
     shown = ""
-    text_of = lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))  # noqa: E731
+
+    def text_of(tokens: np.ndarray) -> str:
+        return str(tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
     def watch(request: int, tokens: np.ndarray) -> None:
         nonlocal shown

@@ -163,7 +163,10 @@ def causal_pass(
         # The mesh of the sampler is that of the arrays: it may be one host's.
         attention = by_kernel(config, causal_tokens(length, L), L * (L + 1) // 2, None, SAMPLED_ROWS)
         placed = between_layers(placed, mesh_of(None, tokens), R, L)
-    attend = lambda q, k, v, memory, how: (attention(q, k, v, None, how)[0], (k, v))  # noqa: E731
+
+    def attend(q: Array, k: Array, v: Array, memory: None, how: Weighing) -> tuple[Array, tuple[Array, Array]]:
+        return attention(q, k, v, None, how)[0], (k, v)
+
     flow = rows_flow(length) if config.recurrent else None
     beside: dict[str, Any] = {"record": record, "placement": placed, "flow": flow, "mixed": mixed}
     hidden, kvs = run(policy, params, tokens, positions, attend, **beside)

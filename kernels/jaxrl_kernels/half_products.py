@@ -81,7 +81,9 @@ def _in_halves(x: Array, w: Array, axes: tuple[int, int]) -> Array:
 
 @jax.custom_vjp
 def _matmul(x: Array, w: Array) -> Array:
-    on_cpu = lambda x, w: _in_halves(x, w, (1, 0)).astype(x.dtype)  # noqa: E731
+    def on_cpu(x: Array, w: Array) -> Array:
+        return _in_halves(x, w, (1, 0)).astype(x.dtype)
+
     return jax.lax.platform_dependent(x, w, cpu=on_cpu, default=jnp.matmul)
 
 
@@ -90,7 +92,9 @@ def _matmul_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, 
         half = dy.astype(w.dtype)
         return _contracted(half, w, (1, 1)).astype(x.dtype), _over_rows(x.astype(w.dtype), half).astype(w.dtype)
 
-    elsewhere = lambda x, w, dy: jax.vjp(jnp.matmul, x, w)[1](dy)  # noqa: E731
+    def elsewhere(x: Array, w: Array, dy: Array) -> tuple[Array, Array]:
+        return jax.vjp(jnp.matmul, x, w)[1](dy)
+
     return jax.lax.platform_dependent(*residuals, dy, cpu=on_cpu, default=elsewhere)
 
 

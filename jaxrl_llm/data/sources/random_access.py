@@ -146,7 +146,9 @@ def _json_lines(path: Path) -> File:
         with path.open("rb") as file:
             return [files.read_line(file, int(starts[number]), f"{path}, {place(number)}") for number in wanted]
 
-    place = lambda number: f"line {number + 1 if numbers is None else numbers[number]}"  # noqa: E731
+    def place(number: int) -> str:
+        return f"line {number + 1 if numbers is None else numbers[number]}"
+
     return File(path, len(starts), read, place, (), path.stat().st_size)
 
 

@@ -142,7 +142,10 @@ def mlp(x: Array, layer: Layer, config: ModelConfig, placement: Placement = ANYW
         return out if bias is None else out + bias
 
     rows = x.reshape(-1, x.shape[-1])  # as which the gradients of both projections add up: see `Placement.flat`
-    way = lambda name: placement.units(projected(rows.reshape(x.shape), name))  # noqa: E731
+
+    def way(name: str) -> Array:
+        return placement.units(projected(rows.reshape(x.shape), name))
+
     return projected(placement.units(gated(way(gate), way(up), config)), down)
 
 

@@ -74,7 +74,10 @@ def _with_slots(q: Array, out: Array, lse: Array, slots: Slots, how: Weighing) -
     """Results of attention [N, T, H, h], and the logarithm [N, H, T] of the sum of their weights, with slots."""
     N, T, H, _ = q.shape
     K = slots.keys.shape[0]
-    grouped = lambda x: x.reshape(N, T, K, H // K, -1).swapaxes(1, 2)  # noqa: E731
+
+    def grouped(x: Array) -> Array:
+        return x.reshape(N, T, K, H // K, -1).swapaxes(1, 2)
+
     m = grouped(lse.swapaxes(1, 2))[..., 0]
     part = PartialAttention(grouped(out).astype(m.dtype), m, jnp.ones_like(m))
     both = merge_slots(part, grouped(q), slots, how.scale, how.softcap)

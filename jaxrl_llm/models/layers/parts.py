@@ -73,7 +73,9 @@ def rounded_once(elementwise: Callable[..., jax.Array]) -> Callable[..., jax.Arr
     Of bfloat16 it is computed in float32, and so are its gradients, for which the arguments alone are kept. XLA for
     CPUs would convert and round the result of each operation.
     """
-    wide = lambda *arrays: elementwise(*(x.astype(jnp.float32) for x in arrays)).astype(arrays[0].dtype)  # noqa: E731
+
+    def wide(*arrays: jax.Array) -> jax.Array:
+        return elementwise(*(x.astype(jnp.float32) for x in arrays)).astype(arrays[0].dtype)
 
     @jax.custom_vjp
     def once(*arrays: jax.Array) -> jax.Array:

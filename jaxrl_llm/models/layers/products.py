@@ -102,7 +102,10 @@ def _product(x: Array, q: Quantised | NormalFloat, groups: Groups | None) -> Arr
     if groups is not None:
         y = jax.lax.ragged_dot(x, q.values.astype(x.dtype), groups.sizes, preferred_element_type=sums)
         return (y * _scale_of_rows(q.scale, groups)).astype(x.dtype)
-    whole = lambda x, values: jnp.matmul(x, values.astype(x.dtype), preferred_element_type=sums)  # noqa: E731
+
+    def whole(x: Array, values: Array) -> Array:
+        return jnp.matmul(x, values.astype(x.dtype), preferred_element_type=sums)
+
     by_blocks = len(x) <= FEW_ROWS and q.values.size > BLOCK and sums == jnp.float32
     y = jax.lax.platform_dependent(x, q.values, cpu=_blocked if by_blocks else whole, default=whole)
     return (y * q.scale).astype(x.dtype)

@@ -128,7 +128,9 @@ def convolution_mixer(
 
 def rows_flow(length: Array) -> Flow:
     """Rows that begin with `length` (int32[N]) tokens, which follow each other."""
-    delta = lambda x, state: in_rows(only(x, jnp.arange(x.g.shape[1]) < length[:, None]), CHUNK, state)  # noqa: E731
+
+    def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Array]:
+        return in_rows(only(x, jnp.arange(x.g.shape[1]) < length[:, None]), CHUNK, state)
 
     def window(x: Array, old: Array | None, taps: int) -> Array:
         whole = _with_window(x, old, taps - 1)

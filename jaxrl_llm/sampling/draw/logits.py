@@ -107,7 +107,10 @@ def _most_probable(masked: Array, whole: Array, count: int) -> Array:
 def _soft(thinking: soft_thinking.SoftThinking, logits: Array, counters: Array, settings: DrawSettings) -> Drawn:
     """A soft token for each row from tempered logits [N, V], -inf where forbidden."""
     keys = row_keys(counters)
-    noise_at = lambda ids: jnp.where(settings.temperature > 0, gumbel(bits_at(keys, OF_TOKENS, ids)), 0.0)  # noqa: E731
+
+    def noise_at(ids: Array) -> Array:
+        return jnp.where(settings.temperature > 0, gumbel(bits_at(keys, OF_TOKENS, ids)), 0.0)
+
     thoughts = soft_thinking.drawn_thoughts(thinking, logits, noise_at)
     kept, logp = thoughts[:, 0] >= 0, thoughts[:, 2]
     density, entropy = soft_thinking.log_density(thinking, logp, thoughts), soft_thinking.entropy_of_kept(logp, kept)

@@ -145,7 +145,8 @@ def verify(
         found = drafts(tail, rows.prompt + rows.own, sources, width)
         return found._replace(number=jnp.where(rows.done, 0, found.number))
 
-    unfinished = lambda carry: (carry[2].steps < most) & ~jnp.all(carry[1].done)  # noqa: E731
+    def unfinished(carry: Carry) -> Array:
+        return (carry[2].steps < most) & ~jnp.all(carry[1].done)
 
     def drafted(carry: Carry) -> Array:
         return 2 * jnp.sum(carry[3].number > 0) >= jnp.sum(~carry[1].done)

@@ -77,7 +77,10 @@ def delta_rule(
         devices = math.prod(mesh.shape[name] for name in ((heads,) if isinstance(heads, str) else heads))
         copies = math.lcm(K, devices) // K
         x = x._replace(q=jnp.repeat(x.q, copies, axis=3), k=jnp.repeat(x.k, copies, axis=3))
-    run = lambda *arrays: _chunked(implementation, branches, *vary_together(*arrays))  # noqa: E731
+
+    def run(*arrays: Any) -> tuple[Array, Array]:
+        return _chunked(implementation, branches, *vary_together(*arrays))
+
     tokens, states, by_rows = jax.P(rows, None, None, heads), jax.P(rows, None, heads), jax.P(rows)
     return jax.shard_map(
         run, mesh=mesh, in_specs=((tokens, by_rows), by_rows, states), out_specs=(tokens, jax.P(rows, heads)),

@@ -182,7 +182,8 @@ class Specs(NamedTuple):
 
 
 def _specs(of: Sizes, backwards: bool) -> Specs:
-    at = lambda c: of.n - 1 - c if backwards else c  # noqa: E731
+    def at(c: Any) -> Any:
+        return of.n - 1 - c if backwards else c
 
     def tokens(size: int) -> Any:
         return pl.BlockSpec((1, 1, of.C, size), lambda r, h, c, *slots: (r, at(c), 0, h))
@@ -190,7 +191,9 @@ def _specs(of: Sizes, backwards: bool) -> Specs:
     def blocks(heads: int, *sizes: int, shared: bool = False) -> Any:
         return pl.BlockSpec((1, 1, heads, *sizes), lambda r, h, c, *slots: (r, at(c), 0 if shared else h, 0, 0))
 
-    of_entry = lambda r, h, c, place, *slots: (r, jnp.minimum(place[r, at(c)], of.n - 1), h, 0, 0)  # noqa: E731
+    def of_entry(r: Any, h: Any, c: Any, place: Any, *slots: Any) -> Any:
+        return r, jnp.minimum(place[r, at(c)], of.n - 1), h, 0, 0
+
     keys, values, numbers = tokens(of.keys * of.k), tokens(of.together * of.v), blocks(of.together, 1, of.C)
     marks, one = blocks(1, 1, of.C, shared=True), blocks(1, 1, 1, shared=True)
     starts = pl.BlockSpec((1, of.s, of.together, of.k, of.v), lambda r, h, c, *slots: (r, 0, h, 0, 0))

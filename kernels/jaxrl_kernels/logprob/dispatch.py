@@ -31,8 +31,12 @@ def _parts(inputs: Inputs, options: HeadOptions) -> SliceResult:
 
 
 def _forward(inputs: Inputs, options: HeadOptions) -> tuple[SliceResult, tuple[Inputs, SliceResult]]:
-    blocked = lambda inputs: finish(blocked_sums(inputs, options.softcap, _width(inputs, options)))  # noqa: E731
-    pallas = lambda inputs, interpret: finish(pallas_sums(inputs, plan(inputs, options, interpret)))  # noqa: E731
+    def blocked(inputs: Inputs) -> SliceResult:
+        return finish(blocked_sums(inputs, options.softcap, _width(inputs, options)))
+
+    def pallas(inputs: Inputs, interpret: bool) -> SliceResult:
+        return finish(pallas_sums(inputs, plan(inputs, options, interpret)))
+
     parts = _on_this_platform(blocked, pallas, options, inputs)
     return parts, (inputs, parts)
 

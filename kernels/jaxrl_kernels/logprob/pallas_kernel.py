@@ -175,7 +175,10 @@ def _call(
     grid = pl.cdiv(rows, of.rows), pl.cdiv(tokens, of.tile)
     known = vocabulary if inputs.limit is None else jnp.minimum(inputs.limit, vocabulary)
     place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (first, known)])
-    of_rows = lambda columns: pl.BlockSpec((of.rows, columns), lambda r, t, place: (r, 0))  # noqa: E731
+
+    def of_rows(columns: int) -> pl.BlockSpec:
+        return pl.BlockSpec((of.rows, columns), lambda r, t, place: (r, 0))
+
     if of.transposed:
         tiles = pl.BlockSpec((width, of.tile), lambda r, t, place: (0, place[0] + t))
     else:

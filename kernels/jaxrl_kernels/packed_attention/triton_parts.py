@@ -85,7 +85,9 @@ def visit(listed: Any, counts: Any, block: Any, size: int, compute: Callable[...
     """
     parts = np.int32(LANES // size)
     steps = counts[block] * parts
-    start_of = lambda i: listed[block, jax.lax.div(i, parts)] * LANES + jax.lax.rem(i, parts) * size  # noqa: E731
+
+    def start_of(i: Any) -> Any:
+        return listed[block, jax.lax.div(i, parts)] * LANES + jax.lax.rem(i, parts) * size
 
     def step(i: Any, state: Any) -> Any:
         start, carry = state

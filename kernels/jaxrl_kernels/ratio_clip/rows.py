@@ -78,7 +78,9 @@ def of_rows(rows: Rows, bounds: Bounds, *, whole_row: bool, mean: bool) -> tuple
     difference, advantages = (jnp.where(counts, x, 0.0) for x in (logp - other, advantages))
     of_value = weights if value_weights is None else jnp.where(counts, value_weights, 0.0)
     d, d_by_logp = jax.jvp(bounded, (difference,), (counts.astype(difference.dtype),))
-    row_sum = lambda x: jnp.sum(x, axis=1, keepdims=True)  # noqa: E731
+
+    def row_sum(x: Array) -> Array:
+        return jnp.sum(x, axis=1, keepdims=True)
 
     def value_at(exponent: Array) -> tuple[Array, Array]:
         ratio = jnp.exp(exponent)
