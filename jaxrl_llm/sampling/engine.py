@@ -81,11 +81,13 @@ class Engine:
     def _allocate(self, size: Size) -> None:
         shape, weights = size.shape, self.weights
         self.size, self.shape, self.schedule = size, shape, Schedule((), shape)
-        own, how = (self.policy, shape.rows, size.tokens), (self.dtype, self.record)
-        self.prefix_cache = weights.zeros(empty_prefix_cache, self.policy, shape.prompts, size.width, *how)
-        self.ring_cache = weights.zeros(empty_ring_cache, *own, *how, self.ranked)
+        self.prefix_cache = weights.zeros(
+            empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record
+        )
+        own = self.policy, shape.rows, size.tokens, self.dtype, self.record, self.ranked
+        self.ring_cache = weights.zeros(empty_ring_cache, *own)
         self.rows = no_rows(shape.rows, self.policy.thinking)
-        beside = empty_ring_cache, self.policy, size.parked, size.tokens, *how
+        beside = empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record
         self.kept = store_of(self.policy, weights, beside, size.parked)  # rows that ended
         self.steps = 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
@@ -168,13 +170,14 @@ class Engine:
         """Give free rows to waiting requests, and fill the caches with their prompts and the tokens they begin with."""
         row_for = partial(self.kept.row_for, self.requests, self.steps, self.shortest)
         assigned, new_prompts = self.schedule.admit(row_for) if self.turns else self.schedule.admit()
-        own = self.policy, self.weights
-        self.prefix_cache = prefill_prompts(*own, self.prefix_cache, new_prompts, self.size, self.stats)
+        self.prefix_cache = prefill_prompts(
+            self.policy, self.weights, self.prefix_cache, new_prompts, self.size, self.stats
+        )
         self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
         if begun or self.kept.rows:
-            of = Resuming(*own, self.prefix_cache, self.requests, self.shape, self.stats)
-            self.ring_cache = resume_rows(of, self.kept, self.ring_cache, begun, assigned, self.steps, self.shortest)
+            own = Resuming(self.policy, self.weights, self.prefix_cache, self.requests, self.shape, self.stats)
+            self.ring_cache = resume_rows(own, self.kept, self.ring_cache, begun, assigned, self.steps, self.shortest)
         if assigned:
             self.rows = begun_rows(self.rows, assigned, self.requests, self.policy.thinking)
 
@@ -195,13 +198,13 @@ class Engine:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)
         numbers = self.weights.spread(jax.device_put(self.rows))
-        held: Any = self.prefix_cache, slots
+        shared = self.policy, self.weights.loop, self.prefix_cache, slots
         if fresh:
-            own: Any = self.ring_cache, numbers, self.settings
-            self.ring_cache, numbers = first_tokens(self.policy, self.weights, *held, *own)
+            self.ring_cache, numbers = first_tokens(
+                self.policy, self.weights, self.prefix_cache, slots, self.ring_cache, numbers, self.settings
+            )
         limits = jax.device_put((np.int32(leave_at), np.int32(chunk)))
-        own = self.ring_cache, numbers, self.settings
-        self.ring_cache, *found = decode(self.policy, self.weights.loop, *held, *own, *limits)
+        self.ring_cache, *found = decode(*shared, self.ring_cache, numbers, self.settings, *limits)
         self.rows, counts = self.weights.fetched(found)
         self.steps += int(counts.steps)
         # A row whose logits are not finite has the token -1: raise now, not when the row is done.

@@ -112,7 +112,8 @@ def unseen(shown: str, text: str) -> str:
     """
     if shown.startswith(text):
         return ""
-    return text[next((i for i, (a, b) in enumerate(zip(shown, text, strict=False)) if a != b), len(shown)) :]
+    alike = next((i for i, (a, b) in enumerate(zip(shown, text, strict=False)) if a != b), len(shown))
+    return text[alike:]
 
 
 def throughput_line(stats: Stats) -> str:
