@@ -12,6 +12,7 @@ import jaxrl_llm.advantages.functional
 import jaxrl_llm.objectives.functional
 import jaxrl_llm.selection.functional  # noqa: F401  (imported, so that all doors are)
 from jaxrl_llm.algorithms import families
+from jaxrl_llm.core import annotations
 from jaxrl_llm.core.arguments import ranges
 
 PACKAGES = ("advantages", "objectives", "selection")
@@ -78,11 +79,14 @@ def _module(name: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, tuple[
 
 
 class _Plain(ast.NodeTransformer):
-    """Types without the facts of `Annotated`."""
+    """Types without the facts of `Annotated`, nor the origins of defaults."""
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if isinstance(node.value, ast.Name) and node.value.id == "Annotated" and isinstance(node.slice, ast.Tuple):
+        name = node.value.id if isinstance(node.value, ast.Name) else ""
+        if name == "Annotated" and isinstance(node.slice, ast.Tuple):
             return ast.copy_location(self.visit(node.slice.elts[0]), node)
+        if get_origin(getattr(annotations, name, None)) is Annotated:  # `Paper[...]`, say
+            return ast.copy_location(self.visit(node.slice), node)
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:

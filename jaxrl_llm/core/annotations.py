@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import jax
 
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RECALLED, RUN
+from jaxrl_llm.core.arguments.hyperparameters import Code, OfRun, Origin, Ours, Paper, Recalled
 from jaxrl_llm.core.arguments.ranges import (
     AboveOne,
     AtLeastOne,
@@ -26,12 +26,14 @@ from jaxrl_llm.core.arguments.ranges import (
 )
 
 __all__ = [
-    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AverageName", "Baseline", "Count",
-    "Estimator", "Fraction", "FractionNumber", "Gate", "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number",
-    "OpenFraction", "Positive", "PositiveNumber", "Range", "Rewrite", "Routing", "Rule", "Scale", "Share", "Source",
-    "Span", "ZeroOrOne", "check_bounds", "check_moments", "check_number",
+    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AverageName", "Baseline", "Code",
+    "Count", "Estimator", "Fraction", "FractionNumber", "Gate", "NonNegative", "NonNegativeInt",
+    "NonNegativeNumber", "Number", "OfRun", "OpenFraction", "Ours", "Paper", "Positive", "PositiveNumber", "Range",
+    "Recalled", "Rewrite", "Routing", "Rule", "Scale", "Share", "Source", "Span", "ZeroOrOne", "check_bounds",
+    "check_moments", "check_number",
 ]  # fmt: skip
 
+PAPER, CODE, RECALLED, OURS, RUN = Origin  # `Paper[NonNegative]` is `Annotated[NonNegative, PAPER]`
 Number = jax.Array | float  # an array, traced or not, passes unchecked
 NonNegativeNumber = Annotated[Number, Range(least=0)]
 PositiveNumber = Annotated[Number, Range(above=0)]

@@ -12,7 +12,7 @@ from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, RECALLED, Count, NonNegative, Range
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Range, Recalled
 from jaxrl_llm.core.parts import chain, stateless
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
@@ -55,14 +55,14 @@ ANSWER = "OK."
     beside={"chat": ("general conversations among the texts", "rows of a data set beside episodes")},
 )
 def agent_r(
-    alphas: Annotated[str, RECALLED] = "0.5,0.7,0.95",
-    beta: Annotated[NonNegative, RECALLED] = 0.2,
-    alpha_steps: Annotated[Count, OURS] = 100,
-    width: Annotated[int, Range(least=2), OURS] = 4,
-    exploration: Annotated[NonNegative, OURS] = 1.4,
-    pairs: Annotated[Count, OURS] = 4,
-    judge_tokens: Annotated[Count, OURS] = 64,
-    wait: Annotated[str, OURS] = "Action: wait",
+    alphas: Recalled[str] = "0.5,0.7,0.95",
+    beta: Recalled[NonNegative] = 0.2,
+    alpha_steps: Ours[Count] = 100,
+    width: Ours[Annotated[int, Range(least=2)]] = 4,
+    exploration: Ours[NonNegative] = 1.4,
+    pairs: Ours[Count] = 4,
+    judge_tokens: Ours[Count] = 64,
+    wait: Ours[str] = "Action: wait",
 ) -> Algorithm:
     """Learning to turn around in the middle of a bad episode (Agent-R).
 

@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from jaxrl_llm.advantages import group_relative, needs_turns, revised
 from jaxrl_llm.advantages.multipliers import token_moments
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import sequence_mean
@@ -43,19 +43,19 @@ def paid_for_calls(batch: Trajectories, bonus: float, calls: int, success: float
     },
 )
 def arpo_agentic(
-    initial: Annotated[int, CODE] = 8,
-    branches: Annotated[int, CODE] = 2,
-    probability: Annotated[float, CODE] = 0.5,
-    entropy_weight: Annotated[NonNegative, CODE] = 0.2,
-    first_tokens: Annotated[int, CODE] = 20,
-    credit: Annotated[Literal["soft", "hard"], CODE] = "soft",
-    tool_bonus: Annotated[float, CODE] = 0.1,
-    bonus_calls: Annotated[int, OURS] = 2,
-    success: Annotated[float, OURS] = 0.0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.0,
+    initial: Code[int] = 8,
+    branches: Code[int] = 2,
+    probability: Code[float] = 0.5,
+    entropy_weight: Code[NonNegative] = 0.2,
+    first_tokens: Code[int] = 20,
+    credit: Code[Literal["soft", "hard"]] = "soft",
+    tool_bonus: Code[float] = 0.1,
+    bonus_calls: Ours[int] = 2,
+    success: Ours[float] = 0.0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.0,
 ) -> Algorithm:
     """Agentic Reinforced Policy Optimization (ARPO).
 

@@ -3,7 +3,7 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Positive, Range
 from jaxrl_llm.core.log_ratios import log_ratio_sums
 from jaxrl_llm.core.parts import Array, Trajectories, chain, counted_part, stateless_part
 from jaxrl_llm.core.population import League
@@ -18,13 +18,13 @@ from jaxrl_llm.rollouts.agents.self_play import MEMBER, SEAT, against_league
     beside={"city": ("the simulated city and its two populations", "the run's own environment")},
 )  # fmt: skip
 def conscientia_iterative_kto(
-    round_updates: Annotated[Count, OURS] = 20,
-    size: Annotated[int, Range(least=2), OURS] = 8,
-    sides: Annotated[int, Range(least=2), OURS] = 2,
-    threshold: Annotated[float, OURS] = 0.0,
-    beta: Annotated[Positive, PAPER] = 0.1,
-    desirable_weight: Annotated[NonNegative, PAPER] = 1.0,
-    undesirable_weight: Annotated[NonNegative, PAPER] = 1.0,
+    round_updates: Ours[Count] = 20,
+    size: Ours[Annotated[int, Range(least=2)]] = 8,
+    sides: Ours[Annotated[int, Range(least=2)]] = 2,
+    threshold: Ours[float] = 0.0,
+    beta: Paper[Positive] = 0.1,
+    desirable_weight: Paper[NonNegative] = 1.0,
+    undesirable_weight: Paper[NonNegative] = 1.0,
 ) -> Algorithm:
     """Opponents that learn by turns, from verdicts on their games (CONSCIENTIA).
 

@@ -1,7 +1,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import EPISODES
 from jaxrl_llm.advantages.turns import TURNS, needs_turns, on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction, Ours, Recalled
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.core.source import Step
@@ -41,16 +41,16 @@ SHARE, LONGEST = "sampled_share", "longest_success"  # columns that the curricul
     },
 )
 def dart_gui(
-    kept: Annotated[float, RECALLED] = 0.8,
-    success: Annotated[float, OURS] = 0.5,
-    stored: Annotated[NonNegativeInt, OURS] = 1,
-    solved: Annotated[float | None, RECALLED] = 0.6,
-    least: Annotated[Count, OURS] = 2,
-    weight_cap: Annotated[float, CODE] = 1.0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.1,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.1,
+    kept: Recalled[float] = 0.8,
+    success: Ours[float] = 0.5,
+    stored: Ours[NonNegativeInt] = 1,
+    solved: Recalled[float | None] = 0.6,
+    least: Ours[Count] = 2,
+    weight_cap: Code[float] = 1.0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Code[NonNegative] = 0.1,
+    clip_high: Code[NonNegative] = 0.28,
+    kl_coefficient: Code[NonNegative] = 0.1,
 ) -> Algorithm:
     """Decoupled Agentic RL Training for GUI agents (DART).
 

@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative, Share
+from jaxrl_llm.core.annotations import NonNegative, Ours, Share
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, sequence_ratio
 from jaxrl_llm.rewards.transforms import rescore
@@ -33,10 +31,10 @@ def discounted_by_round(batch: Trajectories, gamma: Share) -> Array:
     },
 )
 def eapo_iterresearch(
-    gamma: Annotated[float, OURS] = 0.995,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 3e-4,
-    clip_high: Annotated[NonNegative, OURS] = 4e-4,
+    gamma: Ours[float] = 0.995,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 3e-4,
+    clip_high: Ours[NonNegative] = 4e-4,
 ) -> Algorithm:
     """Efficiency-Aware Policy Optimization (EAPO of IterResearch).
 

@@ -1,7 +1,6 @@
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import jax.numpy as jnp
 
@@ -10,7 +9,7 @@ from jaxrl_llm.algorithms.agents.agent_r import after, common_steps, starts
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Count, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, stateless
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import best_and_worst, imitation, pairwise, token_mean
@@ -41,13 +40,13 @@ take an action that sets it right."""
     },
 )  # fmt: skip
 def evocua(
-    first: Annotated[Count, OURS] = 2,
-    low: Annotated[Fraction, OURS] = 0.1,
-    high: Annotated[Fraction, OURS] = 0.9,
-    success: Annotated[float, OURS] = 0.5,
-    preference: Annotated[NonNegative, OURS] = 1.0,
-    beta: Annotated[Positive, OURS] = 0.1,
-    round_updates: Annotated[Count, OURS] = 100,
+    first: Ours[Count] = 2,
+    low: Ours[Fraction] = 0.1,
+    high: Ours[Fraction] = 0.9,
+    success: Ours[float] = 0.5,
+    preference: Ours[NonNegative] = 1.0,
+    beta: Ours[Positive] = 0.1,
+    round_updates: Ours[Count] = 100,
 ) -> Algorithm:
     """Learning from successes, and from the step at which a failure leaves one (EvoCUA).
 

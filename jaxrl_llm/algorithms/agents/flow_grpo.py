@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, needs_turns, of_episode, turn_advantages
 from jaxrl_llm.advantages.episodes import EPISODES, episode_keys
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, chain, control, stateless_part, weighted
 from jaxrl_llm.objectives.averages import average_part, token_mean
@@ -26,12 +26,12 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
 )
 @presets(paper={"over": "episodes", "average": "episode"}, code={"over": "turns", "average": "token"})
 def flow_grpo(
-    over: Annotated[Literal["episodes", "turns"], PAPER] = "episodes",
-    average: Annotated[Literal["episode", "token"], PAPER] = "episode",
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.3,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
+    over: Paper[Literal["episodes", "turns"]] = "episodes",
+    average: Paper[Literal["episode", "token"]] = "episode",
+    epsilon: Code[NonNegative] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.3,
+    kl_coefficient: Code[NonNegative] = 0.001,
 ) -> Algorithm:
     """Flow-based group refined policy optimization (Flow-GRPO of AgentFlow).
 

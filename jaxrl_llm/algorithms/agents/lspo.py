@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Positive, Range
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.curriculum.embedded import text_features
@@ -36,13 +36,13 @@ Embed = Callable[[str], Array]  # a text -> f[d]
 )  # fmt: skip
 @run_settings(one_reward_of(ENVIRONMENT, why="the game"))
 def lspo(
-    clusters: Annotated[int, Range(least=2), OURS] = 2,
-    growth: Annotated[NonNegativeInt, OURS] = 1,
-    round_steps: Annotated[Count, OURS] = 50,
-    replies: Annotated[Count, OURS] = 8,
-    iterations: Annotated[Count, OURS] = 200,
-    prior: Annotated[NonNegative, OURS] = 1.0,
-    beta: Annotated[Positive, OURS] = 0.1,
+    clusters: Ours[Annotated[int, Range(least=2)]] = 2,
+    growth: Ours[NonNegativeInt] = 1,
+    round_steps: Ours[Count] = 50,
+    replies: Ours[Count] = 8,
+    iterations: Ours[Count] = 200,
+    prior: Ours[NonNegative] = 1.0,
+    beta: Ours[Positive] = 0.1,
 ) -> Algorithm:
     """Latent Space Policy Optimization: games of words solved over clusters of what can be said (LSPO).
 

@@ -1,7 +1,7 @@
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import turn_in_episode
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
@@ -45,12 +45,12 @@ from jaxrl_llm.utils.errors import is_off
     },
 )
 def r3l(
-    alpha: Annotated[NonNegative, PAPER] = 3.0,
-    full_reward: Annotated[float, CODE] = 1.0,
-    baseline: Annotated[Literal["mean", "log_mean_exp"], CODE] = "mean",
-    temperature: Annotated[Positive, CODE] = 1.0,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    reflection_tokens: Annotated[int, CODE] = 4096,
+    alpha: Paper[NonNegative] = 3.0,
+    full_reward: Code[float] = 1.0,
+    baseline: Code[Literal["mean", "log_mean_exp"]] = "mean",
+    temperature: Code[Positive] = 1.0,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    reflection_tokens: Code[int] = 4096,
 ) -> Algorithm:
     """Reflect-then-Retry Reinforcement Learning (R3L).
 

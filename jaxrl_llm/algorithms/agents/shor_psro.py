@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, Fraction, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, Ours, Positive, Range
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.core.population import League
 from jaxrl_llm.games import MetaSolver, shor
@@ -19,13 +19,13 @@ from jaxrl_llm.rollouts.agents.self_play import MEMBER, against_league
     beside={"search": ("the search for solvers by a language model", "evolution of programs")},
 )  # fmt: skip
 def shor_psro(
-    size: Annotated[int, Range(least=2), OURS] = 8,
-    every: Annotated[Count, OURS] = 20,
-    rate: Annotated[Fraction, OURS] = 0.2,
-    payoff_range: Annotated[Positive, OURS] = 1.0,
-    iterations: Annotated[Count, CODE] = 75,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    size: Ours[Annotated[int, Range(least=2)]] = 8,
+    every: Ours[Count] = 20,
+    rate: Ours[Fraction] = 0.2,
+    payoff_range: Ours[Positive] = 1.0,
+    iterations: Code[Count] = 75,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
 ) -> Algorithm:
     """Self-play against a league, by a mixture from diversity to equilibrium (SHOR-PSRO).
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, Range
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours, Paper, Range, Recalled
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
@@ -45,20 +45,20 @@ Who is the spy? You are player {player}. Think, and end with [[the number of the
 )  # fmt: skip
 @run_settings(one_reward_of(ENVIRONMENT, why="the rewards of the game"))
 def vision_zero(
-    players: Annotated[int, Range(least=3), PAPER] = 4,
-    rounds: Annotated[Count, PAPER] = 2,
-    votes_weight: Annotated[NonNegative, PAPER] = 0.1,
-    suspicion_weight: Annotated[NonNegative, PAPER] = 0.1,
-    baseline_decay: Annotated[Fraction, PAPER] = 0.95,
-    decay: Annotated[Fraction, PAPER] = 0.95,
-    accuracy_up: Annotated[Fraction, PAPER] = 0.9,
-    error_up: Annotated[Fraction, RECALLED] = 0.4,
-    unknown_up: Annotated[Fraction, RECALLED] = 0.5,
-    unknown_down: Annotated[Fraction, RECALLED] = 0.1,
-    least_updates: Annotated[NonNegativeInt, RECALLED] = 5,
-    start: Annotated[Literal["clues", "decisions"], OURS] = "clues",
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.04,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    players: Paper[Annotated[int, Range(least=3)]] = 4,
+    rounds: Paper[Count] = 2,
+    votes_weight: Paper[NonNegative] = 0.1,
+    suspicion_weight: Paper[NonNegative] = 0.1,
+    baseline_decay: Paper[Fraction] = 0.95,
+    decay: Paper[Fraction] = 0.95,
+    accuracy_up: Paper[Fraction] = 0.9,
+    error_up: Recalled[Fraction] = 0.4,
+    unknown_up: Recalled[Fraction] = 0.5,
+    unknown_down: Recalled[Fraction] = 0.1,
+    least_updates: Recalled[NonNegativeInt] = 5,
+    start: Ours[Literal["clues", "decisions"]] = "clues",
+    kl_coefficient: Code[NonNegative] = 0.04,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Iterative self-play policy optimisation over a game of clues and votes (Vision-Zero).
 

@@ -1,8 +1,6 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, NonNegative, Scale, ZeroOrOne
 
 
 @method(
@@ -11,12 +9,12 @@ from jaxrl_llm.core.annotations import CODE, NonNegative, Scale, ZeroOrOne
     beside={"beta": ("the paper's normalisation of rewards by a Beta distribution", "another normalisation")},
 )
 def bnpo(
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.0,
-    scale: Annotated[Scale, CODE] = "std",
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-4,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.0,
+    scale: Code[Scale] = "std",
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-4,
 ) -> Algorithm:
     """Local-batch token mean (TRL's loss type "bnpo"; the name is of Beta Normalization).
 

@@ -1,15 +1,13 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import PAPER, AverageName
+from jaxrl_llm.core.annotations import AverageName, Paper
 from jaxrl_llm.core.parts import Array, Trajectories
 from jaxrl_llm.objectives import log_probability
 
 
 @method(paper="arXiv 2505.23585", test="test_score_function.py::test_opo_worked_example_and_loop")
-def opo(average: Annotated[AverageName, PAPER] = "sum") -> Algorithm:
+def opo(average: Paper[AverageName] = "sum") -> Algorithm:
     """On-Policy RL with Optimal reward baseline (OPO).
 
     The constant baseline of minimal variance is E[|grad log pi|^2 r] / E[|grad log pi|^2]. If token gradients are

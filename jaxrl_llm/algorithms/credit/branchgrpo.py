@@ -15,7 +15,7 @@ from jaxrl_llm.advantages.trees.credit import (
     tree_of,
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Range
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.trees import tree
@@ -40,16 +40,16 @@ def numbers_in(name: str, text: str) -> list[float]:
     beside={"images": ("the sampler of images and its noise; segments of texts take their place", "diffusion")},
 )
 def branchgrpo(
-    forks: Annotated[int, Range(least=1, most=64), CODE] = 4,
-    spacing: Annotated[Count, OURS] = 64,
-    branches: Annotated[int, CODE] = 2,
-    fusion: Annotated[Literal["mean", "softmax"], CODE] = "mean",
-    alpha: Annotated[NonNegative, CODE] = 1.0,
-    keep: Annotated[Literal["all", "best", "extremes"], CODE] = "all",
-    skip_depths: Annotated[str, CODE] = "",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    epsilon: Annotated[NonNegative, CODE] = 1e-8,
+    forks: Code[Annotated[int, Range(least=1, most=64)]] = 4,
+    spacing: Ours[Count] = 64,
+    branches: Code[int] = 2,
+    fusion: Code[Literal["mean", "softmax"]] = "mean",
+    alpha: Code[NonNegative] = 1.0,
+    keep: Code[Literal["all", "best", "extremes"]] = "all",
+    skip_depths: Code[str] = "",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    epsilon: Code[NonNegative] = 1e-8,
 ) -> Algorithm:
     """BranchGRPO (Stable and Efficient GRPO with Structured Branching in Diffusion Models).
 

@@ -1,5 +1,4 @@
 from asyncio import gather
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +6,7 @@ import optax
 
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.algorithms.method import Algorithm, exactly, method, run_settings, several_steps
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, PositiveNumber
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper, Positive, PositiveNumber
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments
 from jaxrl_llm.core.parts import Metrics, control, counted_part, objective_part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
@@ -34,11 +33,11 @@ from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
     ),
 )
 def dapo_direct_advantage(
-    beta: Annotated[Positive, PAPER] = 0.02,
-    continuations: Annotated[Count, PAPER] = 16,
-    gap: Annotated[NonNegative, PAPER] = 0.1,
-    critic_alone: Annotated[NonNegativeInt, OURS] = 20,
-    value_coefficient: Annotated[Positive, OURS] = 1.0,
+    beta: Paper[Positive] = 0.02,
+    continuations: Paper[Count] = 16,
+    gap: Paper[NonNegative] = 0.1,
+    critic_alone: Ours[NonNegativeInt] = 20,
+    value_coefficient: Ours[Positive] = 1.0,
 ) -> Algorithm:
     """Direct Advantage Policy Optimization (not the DAPO of decoupled clips).
 

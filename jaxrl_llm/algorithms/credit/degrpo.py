@@ -1,8 +1,8 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.objectives.averages import Tokens, token_groups, token_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy, regularised
@@ -10,13 +10,13 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy, regularised
 
 @method(paper="arXiv 2505.13379", test="test_group_relative.py::test_degrpo_is_the_loop")
 def degrpo(
-    control_weight: Annotated[NonNegative, CODE] = 0.001,
-    control_tokens: Annotated[int, OURS] = 1,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    entropy_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    average: Annotated[Literal["sequence", "token"], OURS] = "sequence",
+    control_weight: Code[NonNegative] = 0.001,
+    control_tokens: Ours[int] = 1,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.001,
+    entropy_coefficient: Code[NonNegative] = 0.001,
+    average: Ours[Literal["sequence", "token"]] = "sequence",
 ) -> Algorithm:
     """Decoupled GRPO (Thinkless: LLM Learns When to Think).
 

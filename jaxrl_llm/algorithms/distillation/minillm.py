@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.core.parts import Array, chain, part
 from jaxrl_llm.objectives import clip, distillation, token_ratio, towards_teacher
 from jaxrl_llm.objectives.distillation.sampled_tokens import minillm_advantage
@@ -19,12 +17,12 @@ from jaxrl_llm.objectives.distillation.teachers import Gain
     },
 )  # fmt: skip
 def minillm(
-    gamma: Annotated[Fraction, PAPER] = 1.0,
-    length_normalised: Annotated[bool, PAPER] = True,
-    single_step: Annotated[NonNegative, PAPER] = 1.0,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    top_k: Annotated[int, OURS] = 0,
+    gamma: Paper[Fraction] = 1.0,
+    length_normalised: Paper[bool] = True,
+    single_step: Paper[NonNegative] = 1.0,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    top_k: Ours[int] = 0,
 ) -> Algorithm:
     """MiniLLM: the policy gradient of the reverse divergence from a teacher.
 

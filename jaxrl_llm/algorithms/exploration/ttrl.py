@@ -1,8 +1,8 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import group_relative, vote
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, RECALLED, AverageName, NonNegative
+from jaxrl_llm.core.annotations import AverageName, Code, NonNegative, Ours, Recalled
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -14,12 +14,12 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
     needs={"answer_key": "votes of answers; without it whole completions vote"},
 )
 def ttrl(
-    keep: Annotated[float | None, RECALLED] = 32,
-    ties: Annotated[Literal["content", "first"], OURS] = "content",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, RECALLED] = 0.0,
-    average: Annotated[AverageName, CODE] = "sequence",
+    keep: Recalled[float | None] = 32,
+    ties: Ours[Literal["content", "first"]] = "content",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Recalled[NonNegative] = 0.0,
+    average: Code[AverageName] = "sequence",
 ) -> Algorithm:
     """Test-Time Reinforcement Learning (TTRL).
 

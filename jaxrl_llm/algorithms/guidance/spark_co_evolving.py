@@ -1,9 +1,8 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper
 from jaxrl_llm.rollouts.auxiliary_prompts import recycled
 
 
@@ -16,12 +15,12 @@ from jaxrl_llm.rollouts.auxiliary_prompts import recycled
     },
 )
 def spark_co_evolving(
-    share: Annotated[float, CODE] = 0.5,
-    pointwise: Annotated[float, CODE] = 0.3,
-    whole: Annotated[float, CODE] = 0.5,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.001,
+    share: Code[float] = 0.5,
+    pointwise: Code[float] = 0.3,
+    whole: Code[float] = 0.5,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.001,
 ) -> Algorithm:
     """Synergistic Policy And Reward Co-Evolving Framework (SPARK).
 

@@ -1,12 +1,11 @@
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, NonNegative
+from jaxrl_llm.core.annotations import Count, NonNegative, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -53,12 +52,12 @@ def against_random_member(
 )
 @run_settings(*judge_among_rewards())
 def brpo(
-    outlier: Annotated[NonNegative, PAPER] = 0.6,
-    count_reference: Annotated[bool, OURS] = True,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    judge: Annotated[str | None, RUN] = None,
-    votes: Annotated[Count, OURS] = 1,
+    outlier: Paper[NonNegative] = 0.6,
+    count_reference: Ours[bool] = True,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    judge: OfRun[str | None] = None,
+    votes: Ours[Count] = 1,
 ) -> Algorithm:
     """Bootstrapped Relative Policy Optimization (Writing-Zero).
 

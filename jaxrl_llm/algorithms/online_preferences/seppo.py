@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import OURS, RECALLED, Count, Positive, Range
+from jaxrl_llm.core.annotations import Count, Ours, Positive, Range, Recalled
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, objective_part, part, stateless_part
 from jaxrl_llm.core.population import League
@@ -22,11 +22,11 @@ from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_p
 )  # fmt: skip
 @run_settings(*given_responses(2), exactly("eval_size", 0, "no samples of held-out prompts"))
 def seppo(
-    beta: Annotated[Positive, OURS] = 0.1,
-    size: Annotated[int, Range(least=2), OURS] = 4,
-    every: Annotated[Count, OURS] = 20,
-    column: Annotated[str | None, OURS] = None,
-    loss: Annotated[str | PairLoss, RECALLED] = "sigmoid",
+    beta: Ours[Positive] = 0.1,
+    size: Ours[Annotated[int, Range(least=2)]] = 4,
+    every: Ours[Count] = 20,
+    column: Ours[str | None] = None,
+    loss: Recalled[str | PairLoss] = "sigmoid",
 ) -> Algorithm:
     """Semi-Policy Preference Optimization (SePPO).
 

@@ -1,8 +1,6 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, exactly, method, run_settings
-from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative, Scale
+from jaxrl_llm.core.annotations import AverageName, NonNegative, Ours, Paper, Scale
 
 
 @method(
@@ -27,11 +25,11 @@ from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative, Sc
     exactly("cache_dtype", "dtype", "keys and values that are not rounded in the sampler alone"),
 )  # fmt: skip
 def jet_rl(
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    scale: Annotated[Scale, PAPER] = "std",
-    average: Annotated[AverageName, OURS] = "sequence",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    scale: Paper[Scale] = "std",
+    average: Ours[AverageName] = "sequence",
 ) -> Algorithm:
     """On-policy training in eight bits: one flow of rounded products in sampler and update (Jet-RL).
 

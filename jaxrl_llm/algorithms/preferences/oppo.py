@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action
 from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Range
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Range
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, part
 from jaxrl_llm.data.chat.encode import with_text
@@ -30,10 +30,10 @@ GOAL = "goal/"  # before numbers of codes, in controls and metrics
     exactly("group_size", lambda given: 2 * given["codes"], "both responses behind every code as a group"),
 )
 def oppo(
-    codes: Annotated[int, Range(least=2), OURS] = 4,
-    preference_weight: Annotated[NonNegative, CODE] = 10.0,
-    margin: Annotated[NonNegative, CODE] = 1.0,
-    rate: Annotated[NonNegative, CODE] = 0.01,
+    codes: Ours[Annotated[int, Range(least=2)]] = 4,
+    preference_weight: Code[NonNegative] = 10.0,
+    margin: Code[NonNegative] = 1.0,
+    rate: Code[NonNegative] = 0.01,
 ) -> Algorithm:
     """Offline Preference-guided Policy Optimization (OPPO).
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AtLeastOne, NonNegative, Positive
+from jaxrl_llm.core.annotations import AtLeastOne, Code, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, chain, step_part
 from jaxrl_llm.selection.rows import keep_weighted, ranks_within, resampled_counts, row_noise
@@ -35,12 +35,12 @@ def drawn_by_score(
     beside={"normalisation": ("the normalisation of rewards", "a transform of rewards")},
 )
 def pf_ppo(
-    scheme: Annotated[Scheme, PAPER] = "best_random",
-    draws: Annotated[AtLeastOne | None, OURS] = None,
-    power: Annotated[Positive, CODE] = 2.0,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
+    scheme: Paper[Scheme] = "best_random",
+    draws: Ours[AtLeastOne | None] = None,
+    power: Code[Positive] = 2.0,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.05,
 ) -> Algorithm:
     """Policy Filtration for PPO (PF-PPO).
 

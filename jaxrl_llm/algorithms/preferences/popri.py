@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, counted, step_part
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
@@ -26,10 +24,10 @@ STEP = 2.0**-24  # of the uniform noise, which is kept within one of 0 and 1, so
     )
 )  # fmt: skip
 def popri(
-    rank: Annotated[Count, CODE] = 4,
-    noise: Annotated[NonNegative, CODE] = 19.3,
-    beta: Annotated[Positive, CODE] = 0.01,
-    reset: Annotated[Count | None, OURS] = 1,
+    rank: Code[Count] = 4,
+    noise: Code[NonNegative] = 19.3,
+    beta: Code[Positive] = 0.01,
+    reset: Ours[Count | None] = 1,
 ) -> Algorithm:
     """Policy Optimization for Private Data (POPri).
 

@@ -1,6 +1,5 @@
 import dataclasses
 import zlib
-from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import dpo
-from jaxrl_llm.core.annotations import OURS, NonNegative, Positive, check_number
+from jaxrl_llm.core.annotations import NonNegative, Ours, Positive, check_number
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.reward_models import class_loss
@@ -29,10 +28,10 @@ BETWEEN = 0.5  # reward of a degraded response: of a group, the best and the wor
     exactly("critic", "shared", "a head on the policy"),
 )
 def spo_self_supervised(
-    degrees: Annotated[int, OURS] = 4,
-    weight: Annotated[NonNegative, OURS] = 0.1,
-    beta: Annotated[Positive, OURS] = 0.1,
-    loss: Annotated[str | PairLoss, OURS] = "sigmoid",
+    degrees: Ours[int] = 4,
+    weight: Ours[NonNegative] = 0.1,
+    beta: Ours[Positive] = 0.1,
+    loss: Ours[str | PairLoss] = "sigmoid",
 ) -> Algorithm:
     """Self-supervised Preference Optimization (SPO).
 

@@ -11,7 +11,7 @@ units. All learn by the cross-entropy of p and measured rates, each predicted fr
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ import optax
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import batch_part, chain
 from jaxrl_llm.core.source import ONLY_MEASURED
@@ -46,22 +46,22 @@ from jaxrl_llm.replay.base import times_as_many, whole_groups
     },
 )
 def dots_rr(
-    target: Annotated[float, PAPER] = 0.5,
-    temperature: Annotated[Positive, PAPER] = 1e-3,
-    references: Annotated[int, PAPER] = 256,
-    every: Annotated[Count, PAPER] = 2,
-    embedding: Annotated[str, OURS] = "",
-    rates: Annotated[str, OURS] = "",
-    units: Annotated[int, PAPER] = 896,
-    layers: Annotated[int, PAPER] = 3,
-    predictor_rate: Annotated[Positive, PAPER] = 1e-3,
-    passes: Annotated[int, PAPER] = 20,
-    fresh_share: Annotated[Share, PAPER] = 0.5,
-    replay_groups: Annotated[NonNegativeInt, PAPER] = 512,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    target: Paper[float] = 0.5,
+    temperature: Paper[Positive] = 1e-3,
+    references: Paper[int] = 256,
+    every: Paper[Count] = 2,
+    embedding: Ours[str] = "",
+    rates: Ours[str] = "",
+    units: Paper[int] = 896,
+    layers: Paper[int] = 3,
+    predictor_rate: Paper[Positive] = 1e-3,
+    passes: Paper[int] = 20,
+    fresh_share: Paper[Share] = 0.5,
+    replay_groups: Paper[NonNegativeInt] = 512,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Difficulty-targeted Online Data Selection and Rollout Replay (DOTS + RR).
 

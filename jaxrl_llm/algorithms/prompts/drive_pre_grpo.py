@@ -1,12 +1,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, check_number
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, check_number
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum.budgets import apportion
 from jaxrl_llm.curriculum.compose import choose_prompts
@@ -26,12 +25,12 @@ from jaxrl_llm.utils.errors import InputError
     },
 )
 def drive_pre_grpo(
-    first_steps: Annotated[int, PAPER] = 32,
-    phases: Annotated[str, PAPER] = "72x64,50x32,25x32",
-    times: Annotated[int, PAPER] = 8,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    first_steps: Paper[int] = 32,
+    phases: Paper[str] = "72x64,50x32,25x32",
+    times: Paper[int] = 8,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """Data curation for RL with verifiable reward in competitive programming (DRIVE).
 

@@ -12,7 +12,7 @@ The context is a set: its order changes nothing, and new prompts do not see each
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ import optax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum import networks as nn
 from jaxrl_llm.curriculum.budgets import by_mixed, by_variance, divide
@@ -46,27 +46,27 @@ from jaxrl_llm.utils.errors import InputError
     },
 )
 def v0_value(
-    allocation: Annotated[Literal["variance", "target"], OURS] = "variance",
-    context: Annotated[int, OURS] = 256,
-    rates: Annotated[str, OURS] = "",
-    embedding: Annotated[str, OURS] = "",
-    pieces: Annotated[Count, OURS] = 8,
-    queries: Annotated[int, CODE] = 168,
-    query_size: Annotated[int, CODE] = 6,
-    heads: Annotated[int, CODE] = 3,
-    bottleneck: Annotated[int, CODE] = 128,
-    width: Annotated[int, OURS] = 64,
-    layers: Annotated[int, OURS] = 2,
-    value_rate: Annotated[Positive, OURS] = 1e-3,
-    value_steps: Annotated[int, OURS] = 32,
-    pretraining_steps: Annotated[int, OURS] = 1000,
-    threshold: Annotated[float, CODE] = 0.5,
-    mixed_target: Annotated[float, OURS] = 0.9,
-    least_samples: Annotated[int, OURS] = 2,
-    most_samples: Annotated[int, OURS] = 32,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    allocation: Ours[Literal["variance", "target"]] = "variance",
+    context: Ours[int] = 256,
+    rates: Ours[str] = "",
+    embedding: Ours[str] = "",
+    pieces: Ours[Count] = 8,
+    queries: Code[int] = 168,
+    query_size: Code[int] = 6,
+    heads: Code[int] = 3,
+    bottleneck: Code[int] = 128,
+    width: Ours[int] = 64,
+    layers: Ours[int] = 2,
+    value_rate: Ours[Positive] = 1e-3,
+    value_steps: Ours[int] = 32,
+    pretraining_steps: Ours[int] = 1000,
+    threshold: Code[float] = 0.5,
+    mixed_target: Ours[float] = 0.9,
+    least_samples: Ours[int] = 2,
+    most_samples: Ours[int] = 32,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """V_0: A Generalist Value Model for Any Policy at State Zero.
 

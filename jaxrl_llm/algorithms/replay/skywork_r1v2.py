@@ -1,10 +1,9 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.advantages.filters import keep_stored_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.replay.base import refilled
 
@@ -14,13 +13,13 @@ from jaxrl_llm.replay.base import refilled
     beside={"vision": ("the vision tower and its pairs", "images")},
 )  # fmt: skip
 def skywork_r1v2(
-    buffer_rows: Annotated[NonNegativeInt, OURS] = 2048,
-    max_age: Annotated[Count | None, OURS] = None,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    buffer_rows: Ours[NonNegativeInt] = 2048,
+    max_age: Ours[Count | None] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Group-relative policy optimisation with a Selective Sample Buffer (Skywork R1V2).
 

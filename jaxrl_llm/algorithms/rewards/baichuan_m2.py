@@ -3,13 +3,13 @@ import re
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number
+from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Number, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_quantile
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.data.chat.calls import Message
@@ -41,14 +41,14 @@ from jaxrl_llm.utils.errors import InputError
 )
 @run_settings(*judge_among_rewards())
 def baichuan_m2(
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.28,
-    length_bonus: Annotated[NonNegative, PAPER] = 4.0,
-    quantile: Annotated[Fraction, PAPER] = 0.2,
-    threshold: Annotated[float, OURS] = 0.5,
-    max_length: Annotated[Count | None, RUN] = None,
-    slices: Annotated[bool, OURS] = False,
-    judge: Annotated[str | None, RUN] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.28,
+    length_bonus: Paper[NonNegative] = 4.0,
+    quantile: Paper[Fraction] = 0.2,
+    threshold: Ours[float] = 0.5,
+    max_length: OfRun[Count | None] = None,
+    slices: Ours[bool] = False,
+    judge: OfRun[str | None] = None,
 ) -> Algorithm:
     """Baichuan-M2 (Scaling Medical Capability with Large Verifier System).
 

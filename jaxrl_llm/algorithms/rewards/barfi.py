@@ -1,4 +1,4 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jaxrl_llm.advantages.group import above_baseline, group_relative
 from jaxrl_llm.advantages.multi_reward import component, components
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, RUN, AverageName, Count, Fraction, NonNegative, Scale
+from jaxrl_llm.core.annotations import AverageName, Count, Fraction, NonNegative, OfRun, Ours, Scale
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, Transform, chain, objective_part, part
 from jaxrl_llm.objectives.averages import average_by_name, token_mean
@@ -27,17 +27,17 @@ from jaxrl_llm.utils.errors import InputError
     },
 )
 def barfi(
-    component: Annotated[str | None, OURS] = None,
-    weights: Annotated[str, OURS] = "",
-    rate: Annotated[NonNegative, OURS] = 0.1,
-    inner_updates: Annotated[Count, OURS] = 1,
-    smoothing: Annotated[Fraction, OURS] = 0.5,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    scale: Annotated[Scale, OURS] = "none",
-    average: Annotated[AverageName, OURS] = "token",
-    adam_beta1: Annotated[Fraction | None, RUN] = None,
+    component: Ours[str | None] = None,
+    weights: Ours[str] = "",
+    rate: Ours[NonNegative] = 0.1,
+    inner_updates: Ours[Count] = 1,
+    smoothing: Ours[Fraction] = 0.5,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    scale: Ours[Scale] = "none",
+    average: Ours[AverageName] = "token",
+    adam_beta1: OfRun[Fraction | None] = None,
 ) -> Algorithm:
     """Behavior Alignment Reward Function (BARFI).
 

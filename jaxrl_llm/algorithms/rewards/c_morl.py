@@ -1,4 +1,4 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AverageName, NonNegative, NonNegativeNumber, Number, Positive, PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.hyperparameters import Code, Ours
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, Transform, batch_part, chain, part, row_means
 from jaxrl_llm.objectives import token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
@@ -18,12 +18,12 @@ from jaxrl_llm.utils.errors import InputError, unknown
 
 @method(paper="arXiv 2410.02236", year=2025, test="test_reward_composed.py::test_c_morl_is_the_loop")
 def c_morl(
-    component: Annotated[str | None, OURS] = None,
-    share: Annotated[float, CODE] = 0.9,
-    sharpness: Annotated[Positive, CODE] = 20.0,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    average: Annotated[AverageName, OURS] = "token",
+    component: Ours[str | None] = None,
+    share: Code[float] = 0.9,
+    sharpness: Code[Positive] = 20.0,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    average: Ours[AverageName] = "token",
 ) -> Algorithm:
     """C-MORL (Multi-Objective RL through Efficient Discovery of Pareto Front).
 

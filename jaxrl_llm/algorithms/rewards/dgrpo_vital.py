@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Fraction, NonNegative, Number, Scale, check_number
+from jaxrl_llm.core.annotations import AverageName, Fraction, NonNegative, Number, Ours, Paper, Scale, check_number
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.rewards import transforms as rewards
@@ -22,17 +22,17 @@ from jaxrl_llm.rewards import transforms as rewards
     },
 )
 def dgrpo_vital(
-    component: Annotated[str, OURS] = "",
-    low: Annotated[float, OURS] = 0.0,
-    high: Annotated[float, OURS] = 1.0,
-    least: Annotated[Fraction, PAPER] = 0.5,
-    weigh: Annotated[Literal["reward", "advantage"], PAPER] = "reward",
-    tool_bonus: Annotated[float, OURS] = 0.5,
-    scale: Annotated[Scale, PAPER] = "std",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
-    average: Annotated[AverageName, OURS] = "sequence",
+    component: Ours[str] = "",
+    low: Ours[float] = 0.0,
+    high: Ours[float] = 1.0,
+    least: Paper[Fraction] = 0.5,
+    weigh: Paper[Literal["reward", "advantage"]] = "reward",
+    tool_bonus: Ours[float] = 0.5,
+    scale: Paper[Scale] = "std",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
+    average: Ours[AverageName] = "sequence",
 ) -> Algorithm:
     """Difficulty-aware GRPO of VITAL (Thinking With Videos).
 

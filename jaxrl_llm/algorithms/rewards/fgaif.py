@@ -1,9 +1,8 @@
 import dataclasses
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import RECALLED, NonNegative, Positive
+from jaxrl_llm.core.annotations import NonNegative, Positive, Recalled
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 
@@ -19,12 +18,12 @@ from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
     },
 )
 def fgaif(
-    clip: Annotated[NonNegative, RECALLED] = 0.2,
-    value_clip: Annotated[Positive | None, RECALLED] = 0.2,
-    value_coefficient: Annotated[NonNegative, RECALLED] = 1.0,
-    gamma: Annotated[float, RECALLED] = 1.0,
-    lam: Annotated[float, RECALLED] = 0.95,
-    kl_coefficient: Annotated[NonNegative, RECALLED] = 0.05,
+    clip: Recalled[NonNegative] = 0.2,
+    value_clip: Recalled[Positive | None] = 0.2,
+    value_coefficient: Recalled[NonNegative] = 1.0,
+    gamma: Recalled[float] = 1.0,
+    lam: Recalled[float] = 0.95,
+    kl_coefficient: Recalled[NonNegative] = 0.05,
 ) -> Algorithm:
     """Fine-Grained Artificial Intelligence Feedback (FGAIF).
 

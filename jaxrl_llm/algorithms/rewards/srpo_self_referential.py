@@ -1,12 +1,10 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
-from jaxrl_llm.core.annotations import CODE, OURS, AverageName, Count, NonNegative, Number
+from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, Number, Ours
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives.averages import average_by_name
@@ -21,15 +19,15 @@ from jaxrl_llm.utils.errors import InputError
     needs={"distance": "distances of failures to successes; without them failures get 0"},
 )
 def srpo_self_referential(
-    success: Annotated[float, OURS] = 0.5,
-    most: Annotated[float, CODE] = 0.6,
-    slope: Annotated[float, CODE] = 10.0,
-    least_rate: Annotated[float, CODE] = 0.1,
-    most_rate: Annotated[float, CODE] = 0.9,
-    rounds: Annotated[Count, OURS] = 10,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
-    average: Annotated[AverageName, OURS] = "token",
+    success: Ours[float] = 0.5,
+    most: Code[float] = 0.6,
+    slope: Code[float] = 10.0,
+    least_rate: Code[float] = 0.1,
+    most_rate: Code[float] = 0.9,
+    rounds: Ours[Count] = 10,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.28,
+    average: Ours[AverageName] = "token",
 ) -> Algorithm:
     """Self-Referential Policy Optimization (SRPO).
 

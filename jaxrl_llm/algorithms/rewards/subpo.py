@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import RECALLED, AverageName
+from jaxrl_llm.core.annotations import AverageName, Recalled
 from jaxrl_llm.core.parts import Trajectories, stateless_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
@@ -16,7 +14,7 @@ from jaxrl_llm.objectives.averages import average_by_name
     test="test_reward_composed.py::test_subpo_is_the_loop",
     needs={"spans": "gains of single parts; without them the score is the only gain"},
 )
-def subpo(average: Annotated[AverageName, RECALLED] = "sum") -> Algorithm:
+def subpo(average: Recalled[AverageName] = "sum") -> Algorithm:
     """Submodular Policy Optimization (SubPO; Submodular Reinforcement Learning).
 
     The reward of a trajectory is a set function F of what it visits, with diminishing returns; each step earns what it

@@ -1,11 +1,11 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Number
+from jaxrl_llm.core.annotations import Code, NonNegative, Number, Ours
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import sequence_mean
@@ -73,12 +73,12 @@ def with_length_beside_mates(batch: Trajectories, right: float, slope: float, of
     )
 )
 def ui_r1(
-    right: Annotated[float, CODE] = 3.0,
-    slope: Annotated[float, CODE] = -0.5,
-    offset: Annotated[float, CODE] = 0.5,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
+    right: Code[float] = 3.0,
+    slope: Code[float] = -0.5,
+    offset: Code[float] = 0.5,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
 ) -> Algorithm:
     """UI-R1 with its length reward (Enhancing Action Prediction of GUI Agents by RL).
 

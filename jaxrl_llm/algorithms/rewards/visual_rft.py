@@ -1,9 +1,7 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.rewards.gui_r1 import by_rewards
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours
 
 
 @method(
@@ -17,10 +15,10 @@ from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
     beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
 )
 def visual_rft(
-    classification: Annotated[bool, OURS] = False,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.04,
+    classification: Ours[bool] = False,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.04,
 ) -> Algorithm:
     """Visual Reinforcement Fine-Tuning (Visual-RFT).
 

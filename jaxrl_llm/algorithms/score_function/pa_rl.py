@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, counted, step_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio, value_loss
 from jaxrl_llm.objectives.values import last_action_mean
@@ -39,9 +37,9 @@ def chosen_by_critic(step: jax.Array, batch: Trajectories, keep: float, temperat
     )
 )  # fmt: skip
 def pa_rl(
-    keep: Annotated[Count, PAPER] = 10,
-    temperature: Annotated[Positive, PAPER] = 1.0,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
+    keep: Paper[Count] = 10,
+    temperature: Paper[Positive] = 1.0,
+    value_coefficient: Ours[NonNegative] = 1.0,
 ) -> Algorithm:
     """Policy-Agnostic RL (PA-RL), its form for language.
 

@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from jaxrl_llm.advantages import on_actions
 from jaxrl_llm.advantages.sets import best_of_sets_advantage
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Count, NonNegative
+from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, Paper
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives import clip
@@ -28,13 +28,13 @@ def best_of_sets_credit(
 
 @method(paper="arXiv 2508.10751", test="test_sets.py::test_passk_is_the_loop_over_all_sets")
 def passk_grpo(
-    k: Annotated[Count, PAPER] = 4,
-    estimator: Annotated[Literal["subsets", "unbiased", "margin"], PAPER] = "subsets",
-    scale: Annotated[Literal["std", "none"], PAPER] = "std",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    average: Annotated[AverageName, CODE] = "token",
+    k: Paper[Count] = 4,
+    estimator: Paper[Literal["subsets", "unbiased", "margin"]] = "subsets",
+    scale: Paper[Literal["std", "none"]] = "std",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    epsilon: Code[NonNegative] = 1e-6,
+    average: Code[AverageName] = "token",
 ) -> Algorithm:
     """Pass@k training (Pass@k Training for Balancing Exploration and Exploitation).
 

@@ -1,5 +1,5 @@
 from asyncio import gather
-from typing import Annotated, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +8,7 @@ from jaxrl_llm.advantages import generalised_advantages, on_actions
 from jaxrl_llm.advantages.sets import Diversity, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours, Paper
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.objectives import kl, token_mean, value_loss
@@ -46,16 +46,16 @@ def vine_credit(batch: Trajectories, set_size: int, diversity: Diversity) -> Tra
     needs={"answer_key": "diversity of answers; without it whole completions are compared"},
 )
 def polychromic(
-    set_size: Annotated[Count, PAPER] = 4,
-    diversity: Annotated[Diversity, PAPER] = "share",
-    states: Annotated[NonNegativeInt, OURS] = 0,
-    window: Annotated[Count | None, OURS] = None,
-    gamma: Annotated[Fraction, OURS] = 1.0,
-    lam: Annotated[Fraction, OURS] = 0.95,
-    value_coefficient: Annotated[NonNegative, OURS] = 0.5,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.005,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    set_size: Paper[Count] = 4,
+    diversity: Paper[Diversity] = "share",
+    states: Ours[NonNegativeInt] = 0,
+    window: Ours[Count | None] = None,
+    gamma: Ours[Fraction] = 1.0,
+    lam: Ours[Fraction] = 0.95,
+    value_coefficient: Ours[NonNegative] = 0.5,
+    kl_coefficient: Code[NonNegative] = 0.005,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
 ) -> Algorithm:
     """Polychromic Objectives for Reinforcement Learning (Poly-PPO).
 

@@ -12,7 +12,7 @@ a critic can judge; the environment does not hear it, so it has no reward and no
 import math
 from asyncio import gather
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from jaxrl_llm.advantages.turns import (
     turn_numbers,
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part, stateless_part
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.source import Step
@@ -73,13 +73,13 @@ def following(values: Array, mask: Array) -> Array:
     },
 )
 def archer(
-    gamma: Annotated[float, CODE] = 0.95,
-    rate: Annotated[Fraction, CODE] = 0.1,
-    critic_updates: Annotated[int, CODE] = 20,
-    value_coefficient: Annotated[NonNegative, CODE] = 2.0,
-    replay_share: Annotated[Fraction, OURS] = 1.0,
-    replay_groups: Annotated[NonNegativeInt, OURS] = 1024,
-    states: Annotated[int, OURS] = 8,
+    gamma: Code[float] = 0.95,
+    rate: Code[Fraction] = 0.1,
+    critic_updates: Code[int] = 20,
+    value_coefficient: Code[NonNegative] = 2.0,
+    replay_share: Ours[Fraction] = 1.0,
+    replay_groups: Ours[NonNegativeInt] = 1024,
+    states: Ours[int] = 8,
 ) -> Algorithm:
     """Actor-Critic Framework with a Hierarchical Structure (ArCHer).
 

@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ from jaxrl_llm.advantages.multipliers import revised, standard_scores, token_mom
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.turns import needs_turns, on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative, Positive
+from jaxrl_llm.core.annotations import Code, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.data.chat.turns import ChatTurns
@@ -26,12 +25,12 @@ from jaxrl_llm.utils.errors import InputError, shown
     beside={"decay": ("the decay of beta with the epochs, off by default", "a schedule of beta")},
 )
 def infopo(
-    beta: Annotated[NonNegative, CODE] = 0.1,
-    gate_temperature: Annotated[Positive, CODE] = 0.05,
-    placeholder: Annotated[str, CODE] = "No information found.",
-    epsilon: Annotated[Positive, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    beta: Code[NonNegative] = 0.1,
+    gate_temperature: Code[Positive] = 0.05,
+    placeholder: Code[str] = "No information found.",
+    epsilon: Code[Positive] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
 ) -> Algorithm:
     """Information-Driven Policy Optimization (InfoPO).
 

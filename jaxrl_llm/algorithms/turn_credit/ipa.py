@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import episode_backwards, episode_returns, needs_turns, on_tokens, rewards_of_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.core.annotations import Fraction, NonNegative, NonNegativeInt, Ours, Paper, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part, step_part
 from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
@@ -83,15 +83,15 @@ def truncated_in_failures(ratio: Array, batch: Trajectories) -> Array:
     },
 )
 def ipa(
-    gamma: Annotated[float, OURS] = 0.95,
-    failure: Annotated[float | None, OURS] = -1.0,
-    mismatch_limit: Annotated[float, OURS] = 2.0,
-    imitation_weight: Annotated[float, OURS] = 1.0,
-    chunk_weight: Annotated[float, OURS] = 1.0,
-    stored: Annotated[NonNegativeInt, OURS] = 1000,
-    teacher: Annotated[str | None, OURS] = None,
-    rollback: Annotated[Literal["parallel", "sequential"], PAPER] = "parallel",
-    enough: Annotated[Fraction, OURS] = 0.5,
+    gamma: Ours[float] = 0.95,
+    failure: Ours[float | None] = -1.0,
+    mismatch_limit: Ours[float] = 2.0,
+    imitation_weight: Ours[float] = 1.0,
+    chunk_weight: Ours[float] = 1.0,
+    stored: Ours[NonNegativeInt] = 1000,
+    teacher: Ours[str | None] = None,
+    rollback: Paper[Literal["parallel", "sequential"]] = "parallel",
+    enough: Ours[Fraction] = 0.5,
 ) -> Algorithm:
     """Interaction-perceptive agentic policy optimization (IPA of ROME).
 

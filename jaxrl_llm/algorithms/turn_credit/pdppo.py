@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import explained_variance, needed_values, whiten_advantages
 from jaxrl_llm.advantages.turns import TURNS, ends_of_turns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import entropy, head_value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -28,15 +28,15 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
     },
 )
 def pdppo(
-    gamma: Annotated[Fraction, OURS] = 1.0,
-    lam: Annotated[Fraction, OURS] = 0.95,
-    last_token: Annotated[Literal["own", "shared"], OURS] = "own",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[Positive | None, OURS] = 0.2,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    entropy_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    whiten: Annotated[bool, OURS] = False,
+    gamma: Ours[Fraction] = 1.0,
+    lam: Ours[Fraction] = 0.95,
+    last_token: Ours[Literal["own", "shared"]] = "own",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    value_clip: Ours[Positive | None] = 0.2,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    entropy_coefficient: Ours[NonNegative] = 0.0,
+    whiten: Ours[bool] = False,
 ) -> Algorithm:
     """Post-Decision Proximal Policy Optimization (PDPPO).
 

@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import generalised_advantages, needs_turns, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import entropy, huber, value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -18,15 +16,15 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
     beside={"stop": ("the stop of minibatches once the divergence exceeds 0.02", "gradient steps that can end early")},
 )
 def poad(
-    gamma: Annotated[float, CODE] = 0.95,
-    lam: Annotated[float, CODE] = 0.95,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[Positive | None, CODE] = 0.2,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    huber_width: Annotated[float, CODE] = 10.0,
-    entropy_coefficient: Annotated[NonNegative, CODE] = 0.01,
-    whiten: Annotated[bool, CODE] = True,
+    gamma: Code[float] = 0.95,
+    lam: Code[float] = 0.95,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    value_clip: Code[Positive | None] = 0.2,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    huber_width: Code[float] = 10.0,
+    entropy_coefficient: Code[NonNegative] = 0.01,
+    whiten: Code[bool] = True,
 ) -> Algorithm:
     """Policy Optimization with Action Decomposition (POAD).
 

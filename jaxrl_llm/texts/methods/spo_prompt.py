@@ -1,10 +1,9 @@
 """SPO of prompts."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.annotations import OURS, RECALLED, Count
+from jaxrl_llm.core.annotations import Count, Ours, Recalled
 from jaxrl_llm.texts.candidates import Candidate, State, begun, observed
 from jaxrl_llm.texts.engine import Engine, Row
 from jaxrl_llm.texts.method import TextMethod
@@ -26,11 +25,11 @@ REWRITE = (
     },
 )  # fmt: skip
 def spo_prompt(
-    votes: Annotated[Count, RECALLED] = 4,
-    by: Annotated[By, OURS] = "words",
-    shots: Annotated[Count, OURS] = 3,
-    rewrite: Annotated[str, OURS] = "",
-    judge: Annotated[str, OURS] = "",
+    votes: Recalled[Count] = 4,
+    by: Ours[By] = "words",
+    shots: Ours[Count] = 3,
+    rewrite: Ours[str] = "",
+    judge: Ours[str] = "",
 ) -> TextMethod:
     """SPO: a prompt that wins in pairs of answers is the base of the next rewrite; no rewards.
 

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.annotations import OURS, Count
+from jaxrl_llm.core.annotations import Count, Ours
 from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, observed
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
@@ -95,9 +95,9 @@ def contrasts(groups: Sequence[Sequence[Answer]]) -> list[tuple[Answer, Answer]]
     },
 )  # fmt: skip
 def training_free_grpo(
-    lessons: Annotated[Literal["words", "examples"], OURS] = "words",
-    most: Annotated[Count, OURS] = 16,
-    summarise: Annotated[bool, OURS] = True,
+    lessons: Ours[Literal["words", "examples"]] = "words",
+    most: Ours[Count] = 16,
+    summarise: Ours[bool] = True,
 ) -> TextMethod:
     """Training-Free GRPO: lessons from groups of answers, in the prompt, instead of updates.
 
