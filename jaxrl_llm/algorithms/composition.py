@@ -96,11 +96,11 @@ class _Plain(ast.NodeTransformer):
 
 
 def _without_facts(node: ast.stmt) -> ast.stmt:
-    """A method's function without `@method`, and with plain annotations, each at the place of the one in the source."""
+    """A method's function without its facts, and with plain annotations, each at the place of the one in the source."""
     if not isinstance(node, ast.FunctionDef):
         return node
     node = copy.deepcopy(node)
-    node.decorator_list = [one for one in node.decorator_list if _called(one) != "method"]
+    node.decorator_list = [one for one in node.decorator_list if _called(one) not in ("method", "beside")]
     for one in (*node.args.args, *node.args.kwonlyargs):
         one.annotation = None if one.annotation is None else _Plain().visit(one.annotation)
     return node

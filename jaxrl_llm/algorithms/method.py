@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from jaxrl_llm.core.algorithm import Algorithm
@@ -62,14 +62,25 @@ def method(
 
     The function has the name of its file, in a folder of `jaxrl_llm.algorithms` or in `jaxrl_llm.texts.methods`; its
     parameters are annotated with ranges and origins (`core.arguments.hyperparameters`), and its docstring has the
-    equations after a line with its title. year: None is that of the paper's number in arXiv.
+    equations after a line with its title. year: None is that of the paper's number in arXiv. The parts `beside` may
+    also be said by decorators of their own, below this one.
     """
     facts = Facts(paper, year or _year_of(paper), test, lacks or {}, needs or {}, beside or {})
 
     def decorate(build: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
         made = checked(build)
-        made.__dict__["facts"] = facts
+        made.__dict__["facts"] = replace(facts, beside={**facts.beside, **getattr(build, "beside", {})})
         return made
+
+    return decorate
+
+
+def beside(part: str, what: str, provider: str) -> Callable[[Decorated], Decorated]:
+    """Decorate a method's function with a part of its paper that is not here, `Facts.beside`; below `@method`."""
+
+    def decorate(build: Decorated) -> Decorated:
+        build.__dict__["beside"] = {part: (what, provider), **getattr(build, "beside", {})}
+        return build
 
     return decorate
 

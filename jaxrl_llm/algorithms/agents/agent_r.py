@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Range, Recalled
 from jaxrl_llm.core.parts import chain, stateless
 from jaxrl_llm.objectives import imitation, token_mean
@@ -52,8 +52,8 @@ ANSWER = "OK."
         "first_turn": "the order of these rows",
         "turns": "episodes of several turns, which are cut at one of them",
     },
-    beside={"chat": ("general conversations among the texts", "rows of a data set beside episodes")},
 )
+@beside("chat", "general conversations among the texts", "rows of a data set beside episodes")
 def agent_r(
     alphas: Recalled[str] = "0.5,0.7,0.95",
     beta: Recalled[NonNegative] = 0.2,

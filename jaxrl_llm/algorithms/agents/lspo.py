@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, one_reward_of, run_settings
 from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Positive, Range
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import periodic_reset
@@ -27,13 +27,9 @@ Array = np.ndarray[Any, Any]
 Embed = Callable[[str], Array]  # a text -> f[d]
 
 
-@method(
-    paper="arXiv 2502.04686", test="test_lspo.py::test_candidates_are_ordered_by_the_solved_game",
-    beside={
-        "deep": ("Deep CFR, networks in place of tables of regrets, and discussions of many rounds", "larger games"),
-        "embedding": ("a model that embeds texts", "`embed` of `latent_talk`; by default hashed counts of words"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2502.04686", test="test_lspo.py::test_candidates_are_ordered_by_the_solved_game")
+@beside("deep", "Deep CFR, networks in place of tables of regrets, and discussions of many rounds", "larger games")
+@beside("embedding", "a model that embeds texts", "`embed` of `latent_talk`; by default hashed counts of words")
 @run_settings(one_reward_of(ENVIRONMENT, why="the game"))
 def lspo(
     clusters: Ours[Annotated[int, Range(least=2)]] = 2,

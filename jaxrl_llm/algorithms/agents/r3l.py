@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import needs_turns
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.algorithm import turn_in_episode
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
@@ -39,11 +39,9 @@ from jaxrl_llm.utils.errors import is_off
         "first_turn": "the order of these rows",
         "turns": "episodes of several turns, which are tried again from one of them",
     },
-    beside={
-        "queue": ("the queue of earlier experiences", "a store of retries"),
-        "steps": ("the variant that retries step by step", "retries of single steps"),
-    },
 )
+@beside("queue", "the queue of earlier experiences", "a store of retries")
+@beside("steps", "the variant that retries step by step", "retries of single steps")
 def r3l(
     alpha: Paper[NonNegative] = 3.0,
     full_reward: Code[float] = 1.0,

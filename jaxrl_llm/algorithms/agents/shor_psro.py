@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, Ours, Positive, Range
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.core.population import League
@@ -14,10 +14,11 @@ from jaxrl_llm.rollouts.agents.self_play import MEMBER, against_league
 
 
 @method(
-    paper="arXiv 2602.16928", test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop",
+    paper="arXiv 2602.16928",
+    test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop",
     needs={MEMBER: "games against a league: --environment GAME --players 2"},
-    beside={"search": ("the search for solvers by a language model", "evolution of programs")},
 )  # fmt: skip
+@beside("search", "the search for solvers by a language model", "evolution of programs")
 def shor_psro(
     size: Ours[Annotated[int, Range(least=2)]] = 8,
     every: Ours[Count] = 20,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, one_reward_of, run_settings
 from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours, Paper, Range, Recalled
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
@@ -39,10 +39,8 @@ Clues:
 Who is the spy? You are player {player}. Think, and end with [[the number of the spy]], or with [[n/a]]."""
 
 
-@method(
-    paper="arXiv 2509.25541", test="test_vision_zero.py::test_stages_baselines_and_the_switch",
-    beside={"vision": ("scenes as images", "vision policies; scenes are texts")},
-)  # fmt: skip
+@method(paper="arXiv 2509.25541", test="test_vision_zero.py::test_stages_baselines_and_the_switch")
+@beside("vision", "scenes as images", "vision policies; scenes are texts")
 @run_settings(one_reward_of(ENVIRONMENT, why="the rewards of the game"))
 def vision_zero(
     players: Paper[Annotated[int, Range(least=3)]] = 4,

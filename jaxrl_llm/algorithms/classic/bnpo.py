@@ -1,13 +1,10 @@
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, NonNegative, Scale, ZeroOrOne
 
 
-@method(
-    paper="arXiv 2506.02864",
-    test="test_group_relative.py::test_bnpo_worked_example_in_two_slices",
-    beside={"beta": ("the paper's normalisation of rewards by a Beta distribution", "another normalisation")},
-)
+@method(paper="arXiv 2506.02864", test="test_group_relative.py::test_bnpo_worked_example_in_two_slices")
+@beside("beta", "the paper's normalisation of rewards by a Beta distribution", "another normalisation")
 def bnpo(
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.2,

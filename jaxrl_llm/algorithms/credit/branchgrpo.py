@@ -14,7 +14,7 @@ from jaxrl_llm.advantages.trees.credit import (
     tree_credit,
     tree_of,
 )
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -34,11 +34,8 @@ def numbers_in(name: str, text: str) -> list[float]:
         raise InputError(f"{name} is {shown(text)}, but must be numbers, separated by commas") from None
 
 
-@method(
-    paper="arXiv 2509.06040",
-    test="test_trees.py::test_branchgrpo_against_a_loop",
-    beside={"images": ("the sampler of images and its noise; segments of texts take their place", "diffusion")},
-)
+@method(paper="arXiv 2509.06040", test="test_trees.py::test_branchgrpo_against_a_loop")
+@beside("images", "the sampler of images and its noise; segments of texts take their place", "diffusion")
 def branchgrpo(
     forks: Code[Annotated[int, Range(least=1, most=64)]] = 4,
     spacing: Ours[Count] = 64,

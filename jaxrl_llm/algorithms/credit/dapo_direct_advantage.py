@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.algorithms.method import Algorithm, exactly, method, run_settings, several_steps
+from jaxrl_llm.algorithms.method import Algorithm, beside, exactly, method, run_settings, several_steps
 from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper, Positive, PositiveNumber
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments
 from jaxrl_llm.core.parts import Metrics, control, counted_part, objective_part
@@ -21,11 +21,9 @@ from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
     paper="arXiv 2412.18279",
     year=2025,
     test="test_direct_advantage.py::test_direct_advantage_against_its_worked_example",
-    beside={
-        "phases": ("a critic that is fitted to a whole data set before the policy, and not beside it", "critic_alone"),
-        "balanced": ("states of six solutions of a problem, half of them right", "nothing yet"),
-    },
-)  # fmt: skip
+)
+@beside("phases", "a critic that is fitted to a whole data set before the policy, and not beside it", "critic_alone")
+@beside("balanced", "states of six solutions of a problem, half of them right", "nothing yet")
 @run_settings(
     several_steps("several gradient steps on a batch, towards log-ratios of advantage / beta", 4),
     exactly(

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.trees.credit import gains, state_values, tree_credit
 from jaxrl_llm.algorithms.credit.spo_segment import STATES
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Recalled
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.core.reference import another
@@ -18,11 +18,8 @@ def outcome_and_progress(batch: Trajectories, k: int, strength: float) -> Array:
     return above_baseline(batch.scores, batch.group)[:, None] + strength * progress
 
 
-@method(
-    paper="arXiv 2410.08146",
-    test="test_trees.py::test_pav_worked_example",
-    beside={"verifier": ("a verifier that learns the estimates; they are made anew", "a model of values")},
-)
+@method(paper="arXiv 2410.08146", test="test_trees.py::test_pav_worked_example")
+@beside("verifier", "a verifier that learns the estimates; they are made anew", "a model of values")
 def pav(
     k: Paper[Count] = 4,
     strength: Recalled[NonNegative] = 3.0,

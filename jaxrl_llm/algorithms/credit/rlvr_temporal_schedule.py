@@ -6,18 +6,15 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.schedules import fade, progress
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AtLeastOne, Code, Fraction, NonNegative, OfRun, Paper, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, counted, part, step_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.selection.rows import keep_weighted, late_tokens, token_noise, top_tokens
 
 
-@method(
-    paper="arXiv 2605.25381",
-    test="test_token_credit.py::test_rlvr_schedule_against_a_loop",
-    beside={"prefix": ("the fourth rule, prefixes of given solutions", "a rollout with prefixes")},
-)
+@method(paper="arXiv 2605.25381", test="test_token_credit.py::test_rlvr_schedule_against_a_loop")
+@beside("prefix", "the fourth rule, prefixes of given solutions", "a rollout with prefixes")
 def rlvr_temporal_schedule(
     rule: Paper[Literal["percentile", "forking", "bonus"]] = "percentile",
     magnitude: Code[Fraction] = 0.99,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import drop_uniform_groups, whiten_advantages
 from jaxrl_llm.advantages.filters import mixed_groups
 from jaxrl_llm.advantages.trees.credit import EQUAL, leaves, node_values, scored_tree, shares, sums, tree_credit
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AboveOne, Code, Count, NonNegative, OfRun, Paper
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.core.rules import DynamicSampling
@@ -14,11 +14,8 @@ from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 from jaxrl_llm.rollouts.trees import budgeted_tree
 
 
-@method(
-    paper="arXiv 2508.17445",
-    test="test_trees.py::test_treepo_against_a_loop",
-    beside={"splits": ("the variant that splits by log-probabilities", "forks by log-probabilities")},
-)
+@method(paper="arXiv 2508.17445", test="test_trees.py::test_treepo_against_a_loop")
+@beside("splits", "the variant that splits by log-probabilities", "forks by log-probabilities")
 def treepo(
     credit: Code[Literal["leaf", "segment"]] = "leaf",
     weighting: Paper[Literal["average", "size"]] = "average",

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_settings, several_steps
 from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, token_mean
@@ -21,13 +21,10 @@ STRETCH = 1.5  # at most, of the distances between pieces
 
 
 @method(
-    paper="arXiv 2509.10396",
-    test="test_diffusion.py::test_igpo_fixes_parts_of_a_trace_and_learns_the_uncertain_ones",
-    beside={
-        "sft": ("the supervised start on rewritten short traces", "masked_sft, run before"),
-        "masks": ("other masks of the prompt in each gradient step on a batch", "an estimate with random masks"),
-    },
+    paper="arXiv 2509.10396", test="test_diffusion.py::test_igpo_fixes_parts_of_a_trace_and_learns_the_uncertain_ones"
 )
+@beside("sft", "the supervised start on rewritten short traces", "masked_sft, run before")
+@beside("masks", "other masks of the prompt in each gradient step on a batch", "an estimate with random masks")
 @run_settings(several_steps("the ratio to the policy that sampled is 1 in the first gradient step on a batch", 4))
 def igpo_inpainting(
     column: Ours[str] = "solution",

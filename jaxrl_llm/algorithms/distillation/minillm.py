@@ -1,4 +1,4 @@
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.core.parts import Array, chain, part
 from jaxrl_llm.objectives import clip, distillation, token_ratio, towards_teacher
@@ -6,16 +6,13 @@ from jaxrl_llm.objectives.distillation.sampled_tokens import minillm_advantage
 from jaxrl_llm.objectives.distillation.teachers import Gain
 
 
-@method(
-    paper="arXiv 2306.08543",
-    test="test_distilled.py::test_minillm_is_its_loop",
-    beside={
-        "teacher_mixed_sampling": (
-            "samples of a mixture of teacher and student, with importance weights", "the student's own samples",
-        ),
-        "pretraining_loss": ("a language-modelling loss on pre-training texts", "an objective added to this one"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2306.08543", test="test_distilled.py::test_minillm_is_its_loop")
+@beside(
+    "teacher_mixed_sampling",
+    "samples of a mixture of teacher and student, with importance weights",
+    "the student's own samples",
+)
+@beside("pretraining_loss", "a language-modelling loss on pre-training texts", "an objective added to this one")
 def minillm(
     gamma: Paper[Fraction] = 1.0,
     length_normalised: Paper[bool] = True,

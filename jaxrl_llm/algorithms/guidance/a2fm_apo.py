@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeInt, Ours, Paper
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
@@ -23,11 +23,8 @@ from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(
-    paper="arXiv 2510.12838",
-    test="test_prefixed.py::test_apo_worked_example",
-    beside={"routing": ("the first stage, supervised training of the modes", "training before the run")},
-)
+@method(paper="arXiv 2510.12838", test="test_prefixed.py::test_apo_worked_example")
+@beside("routing", "the first stage, supervised training of the modes", "training before the run")
 def a2fm_apo(
     tags: Ours[str] = "<instant>,<reasoning>",
     forced: Code[int] = 2,

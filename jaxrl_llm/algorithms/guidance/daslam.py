@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, OfRun, Ours, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, step_part
 from jaxrl_llm.rewards.transforms import rescore
@@ -51,11 +51,8 @@ def shaped_by_decomposition(batch: Trajectories, shaping: float) -> Array:
     return batch.scores if terms is None else batch.scores + shaping * jnp.sum(jnp.nan_to_num(terms), axis=1)
 
 
-@method(
-    paper="arXiv 2310.18338",
-    test="test_daslam.py::test_daslam_is_ppo_of_its_reward",
-    beside={"supervised": ("the supervised start of both models", "supervised training before the run")},
-)
+@method(paper="arXiv 2310.18338", test="test_daslam.py::test_daslam_is_ppo_of_its_reward")
+@beside("supervised", "the supervised start of both models", "supervised training before the run")
 def daslam(
     solver: OfRun[str | None] = None,
     column: Code[str] = "solution",

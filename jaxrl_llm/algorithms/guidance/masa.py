@@ -1,5 +1,5 @@
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AboveOne, Code, NonNegative, Paper, Scale, ZeroOrOne
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
@@ -8,8 +8,8 @@ from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 @method(
     paper="arXiv 2510.03259",
     test="test_own_rollouts.py::test_masa_rewards_predictions_of_rate_length_and_notions_in_a_group_of_their_own",
-    beside={"efficient": ("MASA-efficient: cloning, gating, cutoff by the predictions", "a rollout that stops early")},
 )
+@beside("efficient", "MASA-efficient: cloning, gating, cutoff by the predictions", "a rollout that stops early")
 def masa(
     predictions: Paper[int | None] = None,
     levels: Code[int] = 8,

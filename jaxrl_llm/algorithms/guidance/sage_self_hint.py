@@ -1,17 +1,16 @@
 from dataclasses import replace
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AverageName, Count, NonNegative, OfRun, Ours, Paper, ZeroOrOne
 from jaxrl_llm.rollouts.guidance.hints import own_levels
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 
 
 @method(
-    paper="arXiv 2602.03143",
-    test="test_own_rollouts.py::test_sage_trains_on_the_first_level_of_its_hints_that_helps",
-    beside={"light": ("SAGE-light: a level of each prompt, by epoch", "a curriculum of levels")},
+    paper="arXiv 2602.03143", test="test_own_rollouts.py::test_sage_trains_on_the_first_level_of_its_hints_that_helps"
 )
+@beside("light", "SAGE-light: a level of each prompt, by epoch", "a curriculum of levels")
 def sage_self_hint(
     levels: Paper[int] = 3,
     tries: Ours[int] = 3,

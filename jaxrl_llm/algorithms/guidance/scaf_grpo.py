@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, OfRun, Ours, Paper
 from jaxrl_llm.rollouts.guidance.hints import from_column
 from jaxrl_llm.rollouts.guidance.repair import rescued, succeeds
@@ -10,8 +10,8 @@ from jaxrl_llm.rollouts.guidance.repair import rescued, succeeds
 @method(
     paper="arXiv 2510.19807",
     test="test_own_rollouts.py::test_scaf_grpo_replaces_one_failure_by_the_right_answer_of_the_weakest_hint",
-    beside={"options": ("the options replace_hint_prompt and 6+1+1 of the code", "other repairs of a group")},
 )
+@beside("options", "the options replace_hint_prompt and 6+1+1 of the code", "other repairs of a group")
 def scaf_grpo(
     hints_from: Paper[int | None] = None,
     column: Ours[str] = "hints",

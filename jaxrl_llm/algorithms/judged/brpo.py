@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.annotations import Count, NonNegative, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
@@ -45,11 +45,8 @@ def against_random_member(
     )
 
 
-@method(
-    paper="arXiv 2506.00103",
-    test="test_selecting.py::test_brpo_against_a_loop",
-    beside={"training": ("the training of a judge that writes principles and critiques", "a run on its verdicts")},
-)
+@method(paper="arXiv 2506.00103", test="test_selecting.py::test_brpo_against_a_loop")
+@beside("training", "the training of a judge that writes principles and critiques", "a run on its verdicts")
 @run_settings(*judge_among_rewards())
 def brpo(
     outlier: Paper[NonNegative] = 0.6,

@@ -1,19 +1,15 @@
 from dataclasses import replace
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Positive
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.judges.judged import against_anchor, judged
 
 
-@method(
-    paper="arXiv 2504.04950", test="test_judged_methods.py::test_pairwise_rl_worked_example",
-    beside={
-        "training": ("the training of the judge on both orders of human pairs", "supervised steps on its verdicts"),
-        "probability": ("the probability of the judge's yes token as its score", "the mean of several answers"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2504.04950", test="test_judged_methods.py::test_pairwise_rl_worked_example")
+@beside("training", "the training of the judge on both orders of human pairs", "supervised steps on its verdicts")
+@beside("probability", "the probability of the judge's yes token as its score", "the mean of several answers")
 @run_settings(*judge_among_rewards())
 def pairwise_rl(
     column: Ours[str] = "anchor",

@@ -1,4 +1,4 @@
-from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.curriculum.compose import choose_prompts
@@ -12,10 +12,8 @@ GROUNDING = "What it says of the situation agrees with what the prompt shows of 
 HISTORY = "It is consistent with the steps that were taken before."
 
 
-@method(
-    paper="arXiv 2502.20742", test="test_judged_methods.py::test_spo_structured_scores_pairs_and_stages",
-    beside={"vision": ("images of the situation as they are; a prompt describes it", "a policy that sees")},
-)  # fmt: skip
+@method(paper="arXiv 2502.20742", test="test_judged_methods.py::test_spo_structured_scores_pairs_and_stages")
+@beside("vision", "images of the situation as they are; a prompt describes it", "a policy that sees")
 @run_settings(*judge_among_rewards())
 def spo_structured(
     judge: Ours[str] = "policy",

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import NonNegative, Ours, Positive
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.log_ratios import log_ratio_sums, source
@@ -15,13 +15,12 @@ from jaxrl_llm.objectives.values import COPY, needed_output
 @method(
     paper="arXiv 2308.02585",
     test="test_parl.py::test_the_reward_model_s_gradient_is_that_of_the_implicit_function_theorem",
-    beside={
-        "hessian": (
-            "the policy's dependence through the Hessian by its own parameters; here it is that of a policy which can "
-            "be any distribution",
-            "products with the inverse Hessian of the policy",
-        )
-    },
+)
+@beside(
+    "hessian",
+    "the policy's dependence through the Hessian by its own parameters; here it is that of a policy which can "
+    "be any distribution",
+    "products with the inverse Hessian of the policy",
 )
 def parl(
     beta: Ours[Positive] = 0.1,

@@ -3,7 +3,7 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, beside, exactly, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import Count, Ours, Positive, Range, Recalled
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, objective_part, part, stateless_part
@@ -16,10 +16,8 @@ from jaxrl_llm.rollouts.guidance.responses import response
 from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part
 
 
-@method(
-    paper="arXiv 2410.05255", test="test_seppo.py::test_it_is_the_loop",
-    beside={"images": ("diffusion models of images and videos", "diffusion models of images; responses are texts")},
-)  # fmt: skip
+@method(paper="arXiv 2410.05255", test="test_seppo.py::test_it_is_the_loop")
+@beside("images", "diffusion models of images and videos", "diffusion models of images; responses are texts")
 @run_settings(*given_responses(2), exactly("eval_size", 0, "no samples of held-out prompts"))
 def seppo(
     beta: Ours[Positive] = 0.1,

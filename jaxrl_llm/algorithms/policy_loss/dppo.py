@@ -1,17 +1,14 @@
 from typing import Literal
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Count, OfRun, Paper
 from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.weights import capped, product, within_divergence
 
 
-@method(
-    paper="arXiv 2602.04879",
-    test="test_weighted.py::test_dppo_is_the_loop",
-    beside={"top_k": ("divergences over the most probable tokens", "those tokens' log-probabilities at sampling")},
-)
+@method(paper="arXiv 2602.04879", test="test_weighted.py::test_dppo_is_the_loop")
+@beside("top_k", "divergences over the most probable tokens", "those tokens' log-probabilities at sampling")
 def dppo(
     divergence: Paper[Literal["kl", "tv"]] = "tv",
     threshold_low: Code[float | None] = None,

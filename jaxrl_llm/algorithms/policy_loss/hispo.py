@@ -1,16 +1,13 @@
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AboveOne, Count, NonNegative, OfRun, Ours, Paper, Scale, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import constant, importance_correction
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2603.21065",
-    test="test_mismatch.py::test_hispo_is_the_loop",
-    beside={"prover": ("the proving environment and its checks", "the run's environment")},
-)
+@method(paper="arXiv 2603.21065", test="test_mismatch.py::test_hispo_is_the_loop")
+@beside("prover", "the proving environment and its checks", "the run's environment")
 def hispo(
     clip_low: Ours[NonNegative] = 0.2,
     clip_high: Ours[NonNegative] = 0.28,

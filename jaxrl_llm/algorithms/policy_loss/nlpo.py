@@ -1,7 +1,7 @@
 """Natural Language Policy Optimization (NLPO)."""
 
 from jaxrl_llm.advantages import generalised_advantages, kl_reward, stepwise_kl, whiten_advantages
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.parts import Array, Transform, chain, part
@@ -13,12 +13,8 @@ from jaxrl_llm.sampling.filters import Filters, keep, support
 from jaxrl_llm.utils.errors import is_off
 
 
-@method(
-    paper="arXiv 2210.01241",
-    year=2023,
-    test="test_masked.py::test_nlpo_is_its_loop",
-    beside={"top_k": ("masks of the most probable tokens, a variant", "another support of the sampler")},
-)
+@method(paper="arXiv 2210.01241", year=2023, test="test_masked.py::test_nlpo_is_its_loop")
+@beside("top_k", "masks of the most probable tokens, a variant", "another support of the sampler")
 def nlpo(
     mask_top_p: Code[float] = 0.9,
     mask_min_keep: Code[int] = 100,

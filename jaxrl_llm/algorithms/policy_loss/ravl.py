@@ -12,7 +12,7 @@ from jaxrl_llm.advantages.returns import (
     scored_actions,
     terminal_rewards,
 )
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Count, Fraction, FractionNumber, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, part, totals_of
 from jaxrl_llm.core.reference import exponential_average
@@ -23,15 +23,11 @@ from jaxrl_llm.objectives.values import needed_output, value_loss
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2402.12527",
-    test="test_ravl.py::test_it_is_the_loop",
-    beside={
-        "control": (
-            "SAC on rollouts of a learned model of the world, from offline data",
-            "a model of the world, and actions that are vectors",
-        )
-    },
+@method(paper="arXiv 2402.12527", test="test_ravl.py::test_it_is_the_loop")
+@beside(
+    "control",
+    "SAC on rollouts of a learned model of the world, from offline data",
+    "a model of the world, and actions that are vectors",
 )
 def ravl(
     heads: Code[Count] = 10,

@@ -6,7 +6,7 @@ from jaxrl_llm.advantages import whiten_advantages
 from jaxrl_llm.advantages.functional import gae, terminal_rewards
 from jaxrl_llm.advantages.returns import at_last_action, explained_variance, needed_values, scored_actions
 from jaxrl_llm.advantages.tokens import newest_window, unfinished_rows
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, Fraction, FractionNumber, NonNegative, OfRun, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.core.rules import Partial
@@ -14,15 +14,11 @@ from jaxrl_llm.objectives import entropy, value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2410.02751",
-    test="test_relic.py::test_it_is_the_loop",
-    beside={
-        "sink_kv": (
-            "a learned key and value in attention, which mean that nothing is there (Sink-KV)",
-            "the run's --sink-slots, with all weights trained: 0 by default",
-        )
-    },
+@method(paper="arXiv 2410.02751", test="test_relic.py::test_it_is_the_loop")
+@beside(
+    "sink_kv",
+    "a learned key and value in attention, which mean that nothing is there (Sink-KV)",
+    "the run's --sink-slots, with all weights trained: 0 by default",
 )
 def relic(
     full_every: Ours[Count] = 4,

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action
-from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, beside, exactly, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Range
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, part
@@ -21,10 +21,8 @@ PREFIX = "[style {code}] "
 GOAL = "goal/"  # before numbers of codes, in controls and metrics
 
 
-@method(
-    paper="arXiv 2305.16217", test="test_oppo.py::test_it_is_the_loop",
-    beside={"vector": ("latents that are vectors; here distributions over codes", "a policy that reads a vector")},
-)  # fmt: skip
+@method(paper="arXiv 2305.16217", test="test_oppo.py::test_it_is_the_loop")
+@beside("vector", "latents that are vectors; here distributions over codes", "a policy that reads a vector")
 @run_settings(
     *given_responses(None),
     exactly("group_size", lambda given: 2 * given["codes"], "both responses behind every code as a group"),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AtLeastOne, Code, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, chain, step_part
@@ -29,11 +29,8 @@ def drawn_by_score(
     return resampled_counts(jnp.where(scored, weights, 0.0), keys, size if draws is None else draws, shared, noise)
 
 
-@method(
-    paper="arXiv 2409.06957",
-    test="test_selecting.py::test_pf_ppo_counts_what_it_draws",
-    beside={"normalisation": ("the normalisation of rewards", "a transform of rewards")},
-)
+@method(paper="arXiv 2409.06957", test="test_selecting.py::test_pf_ppo_counts_what_it_draws")
+@beside("normalisation", "the normalisation of rewards", "a transform of rewards")
 def pf_ppo(
     scheme: Paper[Scheme] = "best_random",
     draws: Ours[AtLeastOne | None] = None,

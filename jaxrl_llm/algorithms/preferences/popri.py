@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, beside, method, run_settings
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, counted, step_part
 from jaxrl_llm.core.reference import periodic_reset
@@ -12,11 +12,15 @@ STEP = 2.0**-24  # of the uniform noise, which is kept within one of 0 and 1, so
 
 
 @method(
-    paper="arXiv 2504.16438", test="test_client_votes.py::test_popri_by_loop_and_worked_example",
+    paper="arXiv 2504.16438",
+    test="test_client_votes.py::test_popri_by_loop_and_worked_example",
     needs={"votes": "what each client says of a sample"},
-    beside={"privacy": ("the account of the privacy that all rounds spend, and noise that nobody can draw again",
-                        "an accountant of the subsampled Gaussian mechanism")},
 )  # fmt: skip
+@beside(
+    "privacy",
+    "the account of the privacy that all rounds spend, and noise that nobody can draw again",
+    "an accountant of the subsampled Gaussian mechanism",
+)
 @run_settings(
     RunSetting(
         "group_size", lambda given: 2 * given["rank"] + 2,

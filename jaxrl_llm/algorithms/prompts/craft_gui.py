@@ -1,17 +1,14 @@
 from dataclasses import replace
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import NonNegative, Ours
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.scores import staged
 
 
-@method(
-    paper="arXiv 2508.11360",
-    test="test_curricula.py::test_craft_gui_trains_on_stages",
-    beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
-)
+@method(paper="arXiv 2508.11360", test="test_curricula.py::test_craft_gui_trains_on_stages")
+@beside("vision", "screens or images as they are; a prompt describes them", "a policy that sees")
 def craft_gui(
     column: Ours[str] = "stage",
     stage_steps: Ours[int] = 100,

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import batch_part, chain
@@ -35,15 +35,11 @@ from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, t
 from jaxrl_llm.replay.base import times_as_many, whole_groups
 
 
-@method(
-    paper="arXiv 2506.05316",
-    test="test_replayed.py::test_dots_rr_is_the_loop",
-    beside={
-        "pretrained": (
-            "a predictor that is trained before the run, on rates of many prompts under other policies",
-            "--algorithm.rates, a column of the data set with the rates of an earlier run",
-        )
-    },
+@method(paper="arXiv 2506.05316", test="test_replayed.py::test_dots_rr_is_the_loop")
+@beside(
+    "pretrained",
+    "a predictor that is trained before the run, on rates of many prompts under other policies",
+    "--algorithm.rates, a column of the data set with the rates of an earlier run",
 )
 def dots_rr(
     target: Paper[float] = 0.5,

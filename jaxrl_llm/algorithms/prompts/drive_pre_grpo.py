@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, check_number
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum.budgets import apportion
@@ -16,14 +16,9 @@ from jaxrl_llm.curriculum.scores import least_tried
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2511.06307",
-    test="test_curricula.py::test_drive_keeps_the_prompts_that_fail",
-    beside={
-        "supervised": ("the curated supervised stage before it", "supervised training before the run"),
-        "limits": ("other token limits in the second stage", "a second run"),
-    },
-)
+@method(paper="arXiv 2511.06307", test="test_curricula.py::test_drive_keeps_the_prompts_that_fail")
+@beside("supervised", "the curated supervised stage before it", "supervised training before the run")
+@beside("limits", "other token limits in the second stage", "a second run")
 def drive_pre_grpo(
     first_steps: Paper[int] = 32,
     phases: Paper[str] = "72x64,50x32,25x32",

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import softmax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import batch_part
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
@@ -31,13 +31,8 @@ SHOWN = 400  # characters of a failed answer in the question to reflect
 LONGEST = 600  # characters of an instruction
 
 
-@method(
-    paper="arXiv 2512.01945",
-    test="test_inspo.py::test_the_population_by_hand",
-    beside={
-        "agents": ("instructions of an agent that searches; here of answers in one turn", "a rollout around agents")
-    },
-)
+@method(paper="arXiv 2512.01945", test="test_inspo.py::test_the_population_by_hand")
+@beside("agents", "instructions of an agent that searches; here of answers in one turn", "a rollout around agents")
 def inspo(
     instructions: Ours[str] = FIRST,
     temperature: Ours[Positive] = 0.1,

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum import networks as nn
@@ -33,18 +33,14 @@ from jaxrl_llm.curriculum.scores import least_tried
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2602.03584",
-    test="test_v0_value.py::test_the_value_model_is_the_loop",
-    beside={
-        "generalist": (
-            "weights that learned from the histories of many other policies, with TabPFN's as the last part",
-            "--algorithm.rates, a column of the data set with the success rates under earlier policies",
-        ),
-        "ensemble": ("the mean of four members", "nothing yet"),
-        "backbone": ("embeddings that learn with the model", "nothing yet: the initial policy's are as they are"),
-    },
+@method(paper="arXiv 2602.03584", test="test_v0_value.py::test_the_value_model_is_the_loop")
+@beside(
+    "generalist",
+    "weights that learned from the histories of many other policies, with TabPFN's as the last part",
+    "--algorithm.rates, a column of the data set with the success rates under earlier policies",
 )
+@beside("ensemble", "the mean of four members", "nothing yet")
+@beside("backbone", "embeddings that learn with the model", "nothing yet: the initial policy's are as they are")
 def v0_value(
     allocation: Ours[Literal["variance", "target"]] = "variance",
     context: Ours[int] = 256,

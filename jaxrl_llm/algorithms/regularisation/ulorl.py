@@ -4,7 +4,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Number, OfRun, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.core.rules import Partial
@@ -25,11 +25,8 @@ def without_mastered(batch: Trajectories, tau: float, sigma: float, threshold: f
     return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
 
 
-@method(
-    paper="arXiv 2507.19766",
-    test="test_regularised.py::test_ulorl_by_loop",
-    beside={"verifier": ("the generative verifier of answers", "the run's reward")},
-)
+@method(paper="arXiv 2507.19766", test="test_regularised.py::test_ulorl_by_loop")
+@beside("verifier", "the generative verifier of answers", "the run's reward")
 def ulorl(
     tau: Paper[Fraction] = 0.99,
     sigma: Paper[Fraction] = 0.2,

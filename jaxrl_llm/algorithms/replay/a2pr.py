@@ -3,7 +3,7 @@ import numpy as np
 
 from jaxrl_llm.advantages.filters import replayed_rows
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import NonNegative, NonNegativeInt, Ours, Paper, Positive, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, part, stateless_part
@@ -15,11 +15,8 @@ from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_
 from jaxrl_llm.rewards.scoring import Scored
 
 
-@method(
-    paper="arXiv 2405.19909",
-    test="test_replayed.py::test_a2pr_is_the_loop",
-    beside={"generator": ("twin critics, the generator of actions, and its weight 2", "a critic of actions")},
-)
+@method(paper="arXiv 2405.19909", test="test_replayed.py::test_a2pr_is_the_loop")
+@beside("generator", "twin critics, the generator of actions, and its weight 2", "a critic of actions")
 def a2pr(
     alpha: Paper[Positive] = 2.5,
     replay_prompts: Ours[NonNegativeInt] = 4096,

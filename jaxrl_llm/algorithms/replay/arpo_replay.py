@@ -1,15 +1,12 @@
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, NonNegative, NonNegativeInt, Ours, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.into_groups import low_and_alike, swapped_successes
 
 
-@method(
-    paper="arXiv 2505.16282",
-    test="test_replayed.py::test_arpo_is_the_loop_over_steps",
-    beside={"tasks": ("the choice of tasks that the base agent solves sometimes", "a filter of the data")},
-)
+@method(paper="arXiv 2505.16282", test="test_replayed.py::test_arpo_is_the_loop_over_steps")
+@beside("tasks", "the choice of tasks that the base agent solves sometimes", "a filter of the data")
 def arpo_replay(
     stored: Code[NonNegativeInt] = 8,
     success: Code[float] = 0.1,

@@ -1,5 +1,5 @@
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper, ZeroOrOne, check_number
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -7,11 +7,8 @@ from jaxrl_llm.replay.base import Swarm
 from jaxrl_llm.rollouts.runtime.sources import unchanged
 
 
-@method(
-    paper="arXiv 2509.08721",
-    test="test_replayed.py::test_sapo_learns_from_another_node",
-    beside={"network": ("nodes with different models, and a network between them", "several processes")},
-)
+@method(paper="arXiv 2509.08721", test="test_replayed.py::test_sapo_learns_from_another_node")
+@beside("network", "nodes with different models, and a network between them", "several processes")
 def sapo_swarm(
     nodes: Ours[int] = 2,
     own: Paper[int] = 4,

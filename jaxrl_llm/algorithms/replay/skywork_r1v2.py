@@ -2,16 +2,14 @@ from dataclasses import replace
 
 from jaxrl_llm.advantages.filters import keep_stored_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.replay.base import refilled
 
 
-@method(
-    paper="arXiv 2504.16656", test="test_skywork_r1v2.py::test_it_is_the_loop_over_refilled_steps",
-    beside={"vision": ("the vision tower and its pairs", "images")},
-)  # fmt: skip
+@method(paper="arXiv 2504.16656", test="test_skywork_r1v2.py::test_it_is_the_loop_over_refilled_steps")
+@beside("vision", "the vision tower and its pairs", "images")
 def skywork_r1v2(
     buffer_rows: Ours[NonNegativeInt] = 2048,
     max_age: Ours[Count | None] = None,

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, keep_stored_advantages, replayed_rows, truncated_rows
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive, check_number
 from jaxrl_llm.core.arguments.hyperparameters import Code, OfRun, Paper
 from jaxrl_llm.core.buckets import bucket_moments
@@ -21,11 +21,8 @@ from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.transforms import leave_out
 
 
-@method(
-    paper="arXiv 2509.22601",
-    test="test_replayed.py::test_spear_is_the_loop",
-    beside={"filters": ("filters of empty turns and repetitions", "a reward of the run")},
-)
+@method(paper="arXiv 2509.22601", test="test_replayed.py::test_spear_is_the_loop")
+@beside("filters", "filters of empty turns and repetitions", "a reward of the run")
 def spear(
     replay_rows: Code[NonNegativeInt] = 32,
     baselines: Code[Count] = 32,

@@ -2,7 +2,7 @@ import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import keep_stored_advantages
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Fraction, NonNegative, NonNegativeInt, Ours, ZeroOrOne
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
@@ -13,11 +13,8 @@ from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_
 from jaxrl_llm.rewards.scoring import Scored
 
 
-@method(
-    paper="arXiv 2401.16650",
-    test="test_replayed.py::test_wmar_is_the_loop_over_replayed_rows",
-    beside={"world_model": ("the world model that learns from the replay", "a model of the world")},
-)
+@method(paper="arXiv 2401.16650", test="test_replayed.py::test_wmar_is_the_loop_over_replayed_rows")
+@beside("world_model", "the world model that learns from the replay", "a model of the world")
 def wmar_reservoir_replay(
     recent: Ours[NonNegativeInt] = 512,
     reservoir: Ours[NonNegativeInt] = 512,

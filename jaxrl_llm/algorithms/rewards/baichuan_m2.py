@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Number, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_quantile
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
@@ -31,14 +31,9 @@ from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2509.02208",
-    test="test_group_relative.py::test_baichuan_m2_is_the_loop",
-    beside={
-        "mid_training": ("the mixed loss on medical texts before", "another run"),
-        "patient": ("a model that plays patients", "the run's environment, such as `environments.patient.Patient`"),
-    },
-)
+@method(paper="arXiv 2509.02208", test="test_group_relative.py::test_baichuan_m2_is_the_loop")
+@beside("mid_training", "the mixed loss on medical texts before", "another run")
+@beside("patient", "a model that plays patients", "the run's environment, such as `environments.patient.Patient`")
 @run_settings(*judge_among_rewards())
 def baichuan_m2(
     clip_low: Ours[NonNegative] = 0.2,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline, group_relative
 from jaxrl_llm.advantages.multi_reward import component, components
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AverageName, Count, Fraction, NonNegative, OfRun, Ours, Scale
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, Transform, chain, objective_part, part
@@ -17,15 +17,14 @@ from jaxrl_llm.utils.errors import InputError
 @method(
     paper="arXiv 2310.19007",
     test="test_barfi.py::test_slopes_are_inner_products_of_gradients_by_a_policy_s_own_parameters",
-    beside={
-        "network": ("weights that depend on state and action, of a network", "a reward network beside the critic"),
-        "implicit": (
-            "the hyper-gradient by the inverse Hessian of a policy that has converged; here after one step",
-            "products with the Hessian of the policy",
-        ),
-        "discount": ("a discount that is learnt too, with its penalty", "advantages with a discount"),
-    },
 )
+@beside("network", "weights that depend on state and action, of a network", "a reward network beside the critic")
+@beside(
+    "implicit",
+    "the hyper-gradient by the inverse Hessian of a policy that has converged; here after one step",
+    "products with the Hessian of the policy",
+)
+@beside("discount", "a discount that is learnt too, with its penalty", "advantages with a discount")
 def barfi(
     component: Ours[str | None] = None,
     weights: Ours[str] = "",

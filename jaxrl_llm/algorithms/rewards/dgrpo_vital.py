@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AverageName, Fraction, NonNegative, Number, Ours, Paper, Scale, check_number
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
@@ -16,11 +16,9 @@ from jaxrl_llm.rewards import transforms as rewards
     paper="arXiv 2508.04416",
     test="test_shaped_reward.py::test_dgrpo_against_a_loop",
     needs={"calls": "calls of tools, for their bonus", "failed_calls": "calls that gave an error"},
-    beside={
-        "video": ("tools that return frames of videos", "a policy that sees"),
-        "filter": ("prompts that are always or never solved, taken out before the run", "a filter of the data"),
-    },
 )
+@beside("video", "tools that return frames of videos", "a policy that sees")
+@beside("filter", "prompts that are always or never solved, taken out before the run", "a filter of the data")
 def dgrpo_vital(
     component: Ours[str] = "",
     low: Ours[float] = 0.0,

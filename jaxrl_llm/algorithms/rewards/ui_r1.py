@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, beside, method, run_settings
 from jaxrl_llm.core.annotations import Code, NonNegative, Number, Ours
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
@@ -62,11 +62,8 @@ def with_length_beside_mates(batch: Trajectories, right: float, slope: float, of
     return score + length_beside_mates(batch.lengths, score >= right, known, batch.group, slope, offset)
 
 
-@method(
-    paper="arXiv 2503.21620",
-    test="test_reward_composed.py::test_ui_r1_is_its_worked_example_and_loop",
-    beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
-)
+@method(paper="arXiv 2503.21620", test="test_reward_composed.py::test_ui_r1_is_its_worked_example_and_loop")
+@beside("vision", "screens or images as they are; a prompt describes them", "a policy that sees")
 @run_settings(
     rewards_up_to(
         "right", "answer_tags", "gui_kind", "gui_click", why="rewards that add up to `right` in a right answer"

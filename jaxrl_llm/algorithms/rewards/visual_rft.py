@@ -1,5 +1,5 @@
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.algorithms.rewards.gui_r1 import by_rewards
 from jaxrl_llm.core.annotations import Code, NonNegative, Ours
 
@@ -12,8 +12,8 @@ from jaxrl_llm.core.annotations import Code, NonNegative, Ours
         "box_format": "whether the answer is well-formed",
         "box_overlap": "overlap with the expected boxes",
     },
-    beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
 )
+@beside("vision", "screens or images as they are; a prompt describes them", "a policy that sees")
 def visual_rft(
     classification: Ours[bool] = False,
     clip_low: Ours[NonNegative] = 0.2,

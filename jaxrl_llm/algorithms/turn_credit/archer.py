@@ -29,7 +29,7 @@ from jaxrl_llm.advantages.turns import (
     turn_mask,
     turn_numbers,
 )
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part, stateless_part
 from jaxrl_llm.core.reference import exponential_average
@@ -67,11 +67,9 @@ def following(values: Array, mask: Array) -> Array:
     paper="arXiv 2402.19446",
     test="test_turn_models.py::test_archer_worked_example",
     needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
-    beside={
-        "token_baseline": ("a baseline by token, an option of the code", "a head of the critic for tokens"),
-        "last_token": ("Q of a reply sees all but its last token", "values after the last token"),
-    },
 )
+@beside("token_baseline", "a baseline by token, an option of the code", "a head of the critic for tokens")
+@beside("last_token", "Q of a reply sees all but its last token", "values after the last token")
 def archer(
     gamma: Code[float] = 0.95,
     rate: Code[Fraction] = 0.1,

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import episode_backwards, episode_returns, needs_turns, on_tokens, rewards_of_turns
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Fraction, NonNegative, NonNegativeInt, Ours, Paper, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part, step_part
 from jaxrl_llm.curriculum.compose import in_epochs
@@ -78,10 +78,8 @@ def truncated_in_failures(ratio: Array, batch: Trajectories) -> Array:
         "imitated_score": "the score of that success",
         "turns": "episodes of several turns",
     },
-    beside={
-        "resampling": ("episodes that the environment broke, sampled again from the same state", "retries of turns")
-    },
 )
+@beside("resampling", "episodes that the environment broke, sampled again from the same state", "retries of turns")
 def ipa(
     gamma: Ours[float] = 0.95,
     failure: Ours[float | None] = -1.0,

@@ -1,5 +1,5 @@
 from jaxrl_llm.advantages import clip_advantages, group_relative, whiten_advantages
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.algorithm import TurnPhases
 from jaxrl_llm.core.annotations import Code, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
@@ -11,8 +11,8 @@ from jaxrl_llm.objectives.policy_gradient import regularised
     paper="arXiv 2602.06554",
     test="test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
     needs={"turns": "episodes of several turns"},
-    beside={"orders": ("turns forward and in random order, ablations", "other phases")},
 )
+@beside("orders", "turns forward and in random order, ablations", "other phases")
 def seeupo(
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.2,

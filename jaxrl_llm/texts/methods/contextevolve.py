@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import beside, method
 from jaxrl_llm.core.annotations import Count, Ours, Positive
 from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, drawn, softmax, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
@@ -20,15 +20,11 @@ DIRECTION = (
 )
 
 
-@method(
-    paper="arXiv 2602.02597",
-    test="test_contextevolve.py::test_exemplars_are_drawn_by_priority",
-    beside={
-        "programs": ("systems code as the solutions that are searched", "tasks whose answers are programs, with code "
-                     "rewards"),
-        "recipe": ("only the three roles of the abstract were read: the rules here are ours", "the paper's text"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2602.02597", test="test_contextevolve.py::test_exemplars_are_drawn_by_priority")
+@beside(
+    "programs", "systems code as the solutions that are searched", "tasks whose answers are programs, with code rewards"
+)
+@beside("recipe", "only the three roles of the abstract were read: the rules here are ours", "the paper's text")
 def contextevolve(
     parents: Ours[Count] = 2,
     children: Ours[Count] = 3,

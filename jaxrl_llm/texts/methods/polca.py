@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import beside, method
 from jaxrl_llm.core.annotations import Count, Fraction, Ours
 from jaxrl_llm.texts.candidates import Candidate, State, apart, begun, observed, replaced, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
@@ -12,15 +12,13 @@ from jaxrl_llm.texts.proposer import REWRITE, By, accepted, brief_of, check_slot
 SUMMARY = "These instructions were tried:\n{notes}\n\nSay in one or two sentences what works and what does not."
 
 
-@method(
-    paper="arXiv 2603.14769",
-    test="test_polca.py::test_a_step_by_hand",
-    beside={
-        "embeddings": (
-            "texts are compared by the counts of their words, not by a model's embeddings", "a model of embeddings"),
-        "code": ("text parameters that are programs", "tasks that run them"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2603.14769", test="test_polca.py::test_a_step_by_hand")
+@beside(
+    "embeddings",
+    "texts are compared by the counts of their words, not by a model's embeddings",
+    "a model of embeddings",
+)
+@beside("code", "text parameters that are programs", "tasks that run them")
 def polca(
     best: Ours[Count] = 2,
     proposals: Ours[Count] = 2,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import beside, method
 from jaxrl_llm.core.annotations import Count, Ours, Recalled
 from jaxrl_llm.texts.candidates import Candidate, State, begun, observed
 from jaxrl_llm.texts.engine import Engine, Row
@@ -15,15 +15,13 @@ REWRITE = (
 )
 
 
-@method(
-    paper="arXiv 2502.06855",
-    test="test_spo_prompt.py::test_the_winner_stays_by_majority",
-    beside={
-        "one set of questions": (
-            "the paper keeps its few questions and the best text's answers; here each step answers its own tasks with "
-            "both texts", "a run with as many prompts as prompts_per_step"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2502.06855", test="test_spo_prompt.py::test_the_winner_stays_by_majority")
+@beside(
+    "one set of questions",
+    "the paper keeps its few questions and the best text's answers; here each step answers its own tasks with "
+    "both texts",
+    "a run with as many prompts as prompts_per_step",
+)
 def spo_prompt(
     votes: Recalled[Count] = 4,
     by: Ours[By] = "words",
