@@ -35,8 +35,7 @@ def turn_count(batch: Trajectories) -> int:
 def turn_numbers(batch: Trajectories) -> Array:
     """int32[N, L]: the turn of each action, -1 elsewhere; an episode is one turn if nothing is known of its turns."""
     known = batch.turn_rewards is not None or batch.state_key is not None
-    acted = batch.action_mask & (batch.turn >= 0)
-    return jnp.where(acted, batch.turn if known else 0, -1)
+    return jnp.where(batch.action_mask & (batch.turn >= 0), batch.turn if known else 0, -1)
 
 
 def acted_turns(batch: Trajectories) -> Array:

@@ -49,8 +49,7 @@ def majority(keys: jax.Array, group: jax.Array, priority: jax.Array) -> tuple[ja
 
     leading = answered & (count == best(count, answered))
     leading &= priority == best(priority, leading)
-    label = best(keys, leading)
-    agree = (answered & (keys == label)).astype(jnp.float32)
+    agree = (answered & (keys == best(keys, leading))).astype(jnp.float32)
     (votes,) = bucket_sums(group, agree)
     return agree, votes / size
 

@@ -100,8 +100,7 @@ def samples_of(batch: Trajectories) -> np.ndarray:
     """
     pairs = np.stack([np.asarray(batch.group), episode_numbers(batch)], axis=1)
     _, first, index = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))
-    return np.asarray(rank[index.reshape(-1)])
+    return np.asarray(np.argsort(np.argsort(first))[index.reshape(-1)])
 
 
 def outcomes(scored: Scored, component: str | None) -> np.ndarray:

@@ -168,8 +168,7 @@ async def revising(
         """
         steps = len(path.past)
         for step in range(1, steps + 1):
-            history = history_of(tools, path, step)
-            prompt = tools.prompt(judge.format(history=history))
+            prompt = tools.prompt(judge.format(history=history_of(tools, path, step)))
             if not tools.fits(prompt):
                 return steps
             answer = await tools.sample(prompt, number=number + step - 1, limit=judge_tokens)

@@ -137,8 +137,7 @@ def episodes_of(step: Step) -> dict[int, list[tuple[float, int]]]:
     for prompt, name, score, end in zip(np.asarray(batch.prompt_id), names, reward, ends, strict=True):
         if not np.isnan(score):
             episodes = found.setdefault(int(prompt), {})
-            before = episodes.get(name, (score, 0))
-            episodes[name] = float(score), max(before[1], int(end))
+            episodes[name] = float(score), max(episodes.get(name, (score, 0))[1], int(end))
     return {prompt: list(episodes.values()) for prompt, episodes in found.items()}
 
 

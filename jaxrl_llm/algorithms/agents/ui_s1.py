@@ -59,8 +59,7 @@ def ui_s1(
 @batch_part
 def same_turn_of_episode(batch: Trajectories) -> Array:
     """Keys: turns of a group with the same number in their episodes, also where these are several rows."""
-    turns = turn_mask(batch).shape[1]
-    number = turns_before(batch)[:, None] + jnp.arange(turns)
+    number = turns_before(batch)[:, None] + jnp.arange(turn_mask(batch).shape[1])
     return joint_key(jnp.broadcast_to(batch.group[:, None], number.shape), number)
 
 

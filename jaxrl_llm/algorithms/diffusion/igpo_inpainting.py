@@ -53,8 +53,7 @@ def igpo_inpainting(
     Log-probabilities are those of all tokens at once, without each other (d1). A run takes four gradient steps on a
     batch. Metrics of groups: rollout/guided.
     """
-    wins = succeeds(success, accuracy)
-    program = inpainted(column, wins, low, high, most, free)
+    program = inpainted(column, succeeds(success, accuracy), low, high, most, free)
     mean = token_mean()
     objective = policy_gradient(sequence_ratio(), clip(clip_low, clip_high), mean)
     transform = chain(group_relative("none"), uncertain_where_given(keep))

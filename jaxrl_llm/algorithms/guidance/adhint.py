@@ -94,8 +94,7 @@ def shielded_hints(
     "hint/share" of the tokens, and "hint/weight", the mean over all tokens of the weights of hints.
     """
     hint, value = hint_tokens(batch), sampled(ratio, outputs, batch)
-    entropy = jax.lax.stop_gradient(outputs.entropy)
-    weight = consistency(entropy, hint, batch.action_mask & ~hint)
+    weight = consistency(jax.lax.stop_gradient(outputs.entropy), hint, batch.action_mask & ~hint)
     weight = jnp.where(hint & (batch.need("advantages") < 0), 0.0, weight)
     statistics = {"hint/share": hint.astype(jnp.float32), "hint/weight": jnp.where(hint, weight, 0.0)}
     return weight * value[0], {**value[1], **statistics}

@@ -271,8 +271,7 @@ def decomposing(
         scored = await tools.score([again for _, again, _, _ in found])
         out = []
         for number, ((episode, again, asked, answers), score) in enumerate(zip(found, scored, strict=True)):
-            after = tools.decode(again.last)
-            texts = (problem, asked, answers, solution, attempt, after)
+            texts = (problem, asked, answers, solution, attempt, tools.decode(again.last))
             terms = Terms(*await tools.call(terms_of, *texts, named, alike, name=f"terms {number}"))
             judged = replace(episode, reward=score.reward, rewards=score.rewards, entries=score.entries)
             out.append(judged.with_info(decomposition=list(terms)))

@@ -92,5 +92,4 @@ def first_and_ranked(batch: Trajectories, rank: Count = 4) -> RowPairs:
     mates = (batch.group[:, None] == batch.group) & known[:, None] & known
     wanted = jnp.minimum(rank, jnp.sum(mates, axis=1) - 1)
     other = jnp.argmax(mates & (place == wanted[:, None]), axis=1)
-    valid = known & (place == 0) & (wanted > 0) & (reward > reward[other])
-    return RowPairs(rows, other, valid)
+    return RowPairs(rows, other, known & (place == 0) & (wanted > 0) & (reward > reward[other]))

@@ -122,8 +122,7 @@ def predicted_logits(
     that a prompt is predicted from.
     """
     f, g = nn.mlp(params["query"], queries), nn.mlp(params["key"], keys)
-    plain = nn.attended(f, g, labels[:, None], known)[:, 0]
-    p0 = jnp.clip(plain, EDGE, 1 - EDGE)
+    p0 = jnp.clip(nn.attended(f, g, labels[:, None], known)[:, 0], EDGE, 1 - EDGE)
     count = jnp.maximum(jnp.sum(known, axis=1), 1)
     mean = jnp.sum(jnp.where(known, labels, 0.0), axis=1) / count
     variance = jnp.sum(jnp.where(known, (labels - mean[:, None]) ** 2, 0.0), axis=1) / count

@@ -145,8 +145,7 @@ def embedded(params: dict[str, Any], x: jax.Array, heads: int) -> jax.Array:
     more = nn.linear(params["up"], jax.nn.gelu(nn.linear(params["down"], jnp.mean(t, axis=1))))
     query = params["queries"] + more.reshape(-1, K, d)
     key, value = nn.linear(params["keys"], token), nn.linear(params["values"], token)
-    found = _by_heads(query, key, value, jnp.array(True), heads)
-    return found.reshape(len(x), -1)
+    return _by_heads(query, key, value, jnp.array(True), heads).reshape(len(x), -1)
 
 
 def _by_heads(q: jax.Array, k: jax.Array, v: jax.Array, known: jax.Array, heads: int) -> jax.Array:
@@ -203,8 +202,7 @@ def value_model(size: int, seed: int, sizes: Sizes = Sizes(), rate: float = 1e-3
     def loss(
         vector: jax.Array, number: jax.Array, x: jax.Array, labels: jax.Array, held: jax.Array, seed: jax.Array
     ) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(seed), number)
-        of, share, draw = jax.random.split(key, 3)
+        of, share, draw = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), 3)
         one = jax.random.randint(of, (), 0, len(x))
         z, there = jnp.nan_to_num(labels[one]), ~jnp.isnan(labels[one])
         context = there & (jax.random.uniform(draw, z.shape) < jax.random.uniform(share, (), minval=0.2, maxval=0.9))

@@ -107,8 +107,7 @@ def with_staged_reward(replay: Replay, weights: Mapping[str, float]) -> Replay:
     """The replay after the rewards are combined in stages: see `staged_reward`."""
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
-        parts = {name: outcomes(scored, name) for name in weights}
-        total = staged_reward(parts, weights)
+        total = staged_reward({name: outcomes(scored, name) for name in weights}, weights)
         reward = np.where(np.isnan(np.asarray(scored.batch.need("reward"))), np.nan, total).astype(np.float32)
         return replay.mix(state, scored._replace(batch=scored.batch.replace(reward=reward)), step, seed)
 

@@ -107,8 +107,7 @@ async def vines(
     around another rollout, and for conversations that are compacted.
     """
     first = await converse(tools, task, 0, settings)
-    drawn = tools.random("states").permutation(len(first.past))[:states]
-    turns = np.sort(drawn).tolist()
+    turns = np.sort(tools.random("states").permutation(len(first.past))[:states]).tolist()
 
     async def vine(number: int) -> tuple[Path, int | None]:
         place = (number - 1) % len(turns) if turns else None
