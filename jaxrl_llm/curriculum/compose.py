@@ -15,10 +15,8 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, check_number
-from jaxrl_llm.core.parts import step_part
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.parts import Trajectories, part, step_part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
-from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.excluded import Why
 from jaxrl_llm.curriculum.records import Array, Memory, Prompts, State, facts_of
 from jaxrl_llm.curriculum.rules import RuleOf, Rules, curriculum_of

@@ -3,17 +3,8 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.trees.credit import (
-    EQUAL,
-    NODE,
-    Tree,
-    node_values,
-    scored_tree,
-    shared_once,
-    shares,
-    tree_credit,
-    tree_of,
-)
+from jaxrl_llm.advantages import shared_once
+from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, Tree, node_values, scored_tree, shares, tree_credit, tree_of
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part

@@ -3,8 +3,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advantages
-from jaxrl_llm.advantages.normalisation import whiten
-from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_rewards
+from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_rewards, whiten
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper, Positive, ZeroOrOne
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part, stateless_part
