@@ -70,8 +70,7 @@ def drop_small_advantages(least: NonNegative) -> Transform:
 
 def replayed_rows(batch: Trajectories) -> Array:
     """bool[N]: rows from a store; none where the batch has no info["replayed"]."""
-    found = (batch.info or {}).get("replayed")
-    return jnp.zeros(batch.group.shape, bool) if found is None else found > 0
+    return batch.entry("replayed", 0) > 0
 
 
 @stateless_part({"replayed", "replay_advantage"})
@@ -86,4 +85,4 @@ def keep_stored_advantages(batch: Trajectories) -> Trajectories:
 
 def demonstrated_rows(batch: Trajectories) -> Array:
     """bool[N]: which rows are texts of the data set; none where nothing says so (NaN: of a group that failed)."""
-    return (batch.info or {}).get("demonstrated", jnp.zeros(batch.group.shape)) == 1
+    return batch.entry("demonstrated", 0) == 1

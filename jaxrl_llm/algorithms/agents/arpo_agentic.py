@@ -11,7 +11,7 @@ from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
-from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rewards.transforms import paid_for_calls, rescore
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
 
 
@@ -21,16 +21,6 @@ def mean_over_paths(batch: Trajectories) -> Array:
     node = jnp.nan_to_num(batch.need("node"), nan=-1.0).astype(jnp.int32)
     keys = joint_key(jnp.broadcast_to(batch.group[:, None], node.shape), node)
     return token_moments(batch.need("advantages"), scored_actions(batch), keys)[1]
-
-
-@batch_part
-def paid_for_calls(batch: Trajectories, bonus: float, calls: int, success: float) -> Array:
-    """A function `batch -> f32[N]`: the scores, plus the bonus of a success with so many calls of tools that worked."""
-    made, failed = ((batch.info or {}).get(name) for name in ("calls", "failed_calls"))
-    if made is None or failed is None:
-        return batch.scores
-    enough = jnp.nan_to_num(made) - jnp.nan_to_num(failed) >= calls
-    return batch.scores + bonus * (enough & (batch.scores > success))
 
 
 @method(

@@ -79,8 +79,7 @@ def evocua(
 
 def is_of_pair(batch: Trajectories) -> Array:
     """bool[N]: rows of a pair of steps, whose info["part"] is above 0."""
-    found = (batch.info or {}).get("part")
-    return jnp.zeros(batch.group.shape, bool) if found is None else jnp.nan_to_num(found) > 0
+    return batch.entry("part", 0) > 0
 
 
 @part

@@ -66,9 +66,6 @@ def league_mixture(league: League, solver: MetaSolver, rate: Fraction = 0.2, pay
     """
     K = league.size
 
-    def init() -> Payoffs:
-        return Payoffs(jnp.zeros((K, K)), jnp.zeros(K), jnp.zeros(K).at[0].set(1.0), jnp.int32(0))
-
     def apply(state: Payoffs, batch: Trajectories) -> tuple[State, Trajectories]:
         member = (batch.info or {}).get(MEMBER, jnp.zeros(batch.scores.shape))
         member = jnp.where(jnp.isnan(batch.scores + member), K, jnp.nan_to_num(member)).astype(jnp.int32)
@@ -90,4 +87,5 @@ def league_mixture(league: League, solver: MetaSolver, rate: Fraction = 0.2, pay
         state = Payoffs(matrix, own, mixture, updates)
         return state, batch.with_controls(**{f"league/{k}": mixture[k] for k in range(K)})
 
-    return Transform(init, apply, frozenset({MEMBER}))
+    start = Payoffs(jnp.zeros((K, K)), jnp.zeros(K), jnp.zeros(K).at[0].set(1.0), jnp.int32(0))
+    return Transform(lambda: start, apply, frozenset({MEMBER}))

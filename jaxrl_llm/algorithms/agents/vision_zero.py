@@ -222,15 +222,11 @@ def clue_and_decision(
         since = state.since + 1
         clues = jnp.where(total > 0, after(state.clues, accuracy, unknown, since), state.clues)
         stage = Stage(clues, jnp.where(clues == state.clues, since, 0), baselines, shares, total)
-        controls = {
-            "stage/clues": state.clues.astype(jnp.float32),
-            "stage/accuracy": accuracy,
-            "stage/unknown": unknown,
-        }
-        rows = batch.replace(
-            advantages=jnp.where(batch.action_mask & known[:, None], advantages, 0.0),
-            weights=batch.loss_weights * learns[:, None],
-        )
+        learning = state.clues.astype(jnp.float32)
+        controls = {"stage/clues": learning, "stage/accuracy": accuracy, "stage/unknown": unknown}
+        advantages = jnp.where(batch.action_mask & known[:, None], advantages, 0.0)
+        rows = batch.replace(advantages=advantages, weights=batch.loss_weights * learns[:, None])
         return stage, rows.with_controls(**controls)
 
-    return Transform(init, apply)
+    first = Stage(jnp.bool_(start == "clues"), jnp.int32(0), jnp.zeros(2), jnp.zeros(2), jnp.float32(0))
+    return Transform(lambda: first, apply)

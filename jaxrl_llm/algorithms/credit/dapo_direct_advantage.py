@@ -105,9 +105,7 @@ def after_line(batch: Trajectories) -> jnp.ndarray:
 
     By info["line_tokens"], see `next_lines`; none without it, and where it is NaN, as of a group that failed.
     """
-    count = (batch.info or {}).get(LINE_TOKENS)
-    if count is None:
-        return jnp.zeros(batch.action_mask.shape, bool)
+    count = batch.entry(LINE_TOKENS, 0)
     return batch.action_mask & (batch.action_index == count[:, None]) & (count > 0)[:, None]
 
 

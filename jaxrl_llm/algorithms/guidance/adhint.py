@@ -128,7 +128,4 @@ def balanced_kinds(b: Trajectories, epsilon: float = 1e-6) -> Trajectories:
 
 def hint_tokens(batch: Trajectories) -> jax.Array:
     """bool[N, L]: the first info["hint_tokens"] f32[N] actions of each row; none without the entry."""
-    number = (batch.info or {}).get("hint_tokens")
-    if number is None:
-        return jnp.zeros(batch.action_mask.shape, bool)
-    return batch.action_mask & (batch.action_index < jnp.nan_to_num(number)[:, None])
+    return batch.action_mask & (batch.action_index < batch.entry("hint_tokens", 0)[:, None])

@@ -83,5 +83,4 @@ def uniform_among_others(batch: Trajectories) -> Array:
 @batch_part
 def lower_where(batch: Trajectories, name: str, factor: float) -> Array:
     """A function `batch -> f32[N]`: the factor where info[name] is 1, else 1."""
-    marked = (batch.info or {}).get(name)
-    return jnp.ones(batch.group.shape) if marked is None else jnp.where(marked == 1, factor, 1.0)
+    return jnp.where(batch.entry(name, 0) == 1, factor, 1.0)

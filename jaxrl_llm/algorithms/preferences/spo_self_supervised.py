@@ -57,8 +57,7 @@ def degree_loss(degrees: int) -> Objective:
 
     def degrees_of(batch: Trajectories) -> Array:
         """int32[N], negative for none."""
-        degree = jnp.nan_to_num((batch.info or {}).get("degree", jnp.full(batch.group.shape, jnp.nan)), nan=-1.0)
-        return jnp.where(jnp.any(batch.action_mask, axis=1), degree, -1.0).astype(jnp.int32)
+        return jnp.where(jnp.any(batch.action_mask, axis=1), batch.entry("degree", -1.0), -1.0).astype(jnp.int32)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         count = jnp.maximum(jnp.sum(degrees_of(batch) >= 0), 1)

@@ -27,8 +27,7 @@ def exchanged_for_tempered(
 ) -> Trajectories:
     """A function `(step, batch) -> batch` that exchanges rows as in `aepo_arbitrary_entropy`."""
     scored = ~jnp.isnan(batch.scores)
-    none = jnp.zeros(scored.shape, bool)
-    tempered = (batch.info or {}).get("tempered", none) == 1  # NaN where a group failed
+    tempered = batch.entry("tempered", 0) == 1  # NaN where a group failed
     _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
     A = group_advantage(batch.scores, 2 * index + tempered)
     noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)

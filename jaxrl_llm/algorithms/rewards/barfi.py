@@ -120,10 +120,6 @@ def aligned_blend(
     """
     every = inner_updates + 1
 
-    def init() -> Any:
-        zeros = jnp.zeros(MOST)
-        return {"updates": jnp.int32(0), "weights": zeros, "slopes": zeros, "before": zeros}
-
     def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
         values, given = components(batch, weights)
         goal = batch.scores if primary is None else component(batch, primary)
@@ -146,7 +142,8 @@ def aligned_blend(
             reward=jnp.where(jnp.isnan(batch.scores), jnp.nan, reward)
         ).with_controls(**{BLEND + name: phi[i] for i, name in enumerate(names)})
 
-    return Transform(init, apply, needed("old") | needed("previous"))
+    start = {"updates": jnp.int32(0), **dict.fromkeys(("weights", "slopes", "before"), jnp.zeros(MOST))}
+    return Transform(lambda: start, apply, needed("old") | needed("previous"))
 
 
 @objective_part()

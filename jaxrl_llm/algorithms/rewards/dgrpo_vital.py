@@ -52,7 +52,7 @@ def dgrpo_vital(
     """
     check_number("high - low", high - low, above=0)
     steps = [rewards.rescore(with_useful_range(component, low, high))] if component else []
-    steps += [rewards.rescore(with_tool_bonus(tool_bonus), {"calls", "failed_calls"})]
+    steps += [rewards.rescore(rewards.paid_for_calls(tool_bonus), {"calls", "failed_calls"})]
     if weigh == "reward":
         steps += [rewards.rescore(times_weight_of_difficulty(least)), group_relative(scale)]
     else:
@@ -89,15 +89,6 @@ def weight_of_difficulty(b: Trajectories, least: float) -> Array:
 def times_weight_of_difficulty(b: Trajectories, least: float) -> Array:
     """A function `batch -> f32[N]`: the scores times `easiness_weight` of them."""
     return b.scores * easiness_weight(b.scores, b.group, least=least)
-
-
-@batch_part
-def with_tool_bonus(b: Trajectories, bonus: float) -> Array:
-    """A function `batch -> f32[N]`: the scores, plus the bonus where a call of a tool worked; 0 without such calls."""
-    calls, failed = ((b.info or {}).get(name) for name in ("calls", "failed_calls"))
-    if calls is None or failed is None:
-        return b.scores
-    return b.scores + bonus * (jnp.nan_to_num(calls) > jnp.nan_to_num(failed))
 
 
 def useful_range(value: Array, low: Number, high: Number) -> Array:

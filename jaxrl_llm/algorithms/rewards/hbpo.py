@@ -92,8 +92,7 @@ def subgroup_advantage(
 @batch_part
 def given_budgets(b: Trajectories, otherwise: float) -> Array:
     """A function `batch -> f32[N]`: info["budget"], or another budget where there is none."""
-    given = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
-    return jnp.where(jnp.isnan(given), otherwise, given).astype(jnp.float32)
+    return b.entry("budget", otherwise).astype(jnp.float32)
 
 
 @batch_part

@@ -87,9 +87,7 @@ def failures_by_distance(batch: Trajectories, success: float, most: float, slope
 
     Distances of rows without a score do not count.
     """
-    nothing = jnp.full(batch.group.shape, jnp.nan)
-    distance = (batch.info or {}).get("distance", nothing).astype(jnp.float32)
-    distance = jnp.where(jnp.isnan(batch.scores), jnp.nan, distance)
+    distance = jnp.where(jnp.isnan(batch.scores), jnp.nan, batch.entry("distance", jnp.nan).astype(jnp.float32))
     return graded_failures(batch.scores > success, distance, batch.group, most, slope)
 
 

@@ -125,8 +125,7 @@ def advantages_of_replies(batch: Trajectories, gamma: Fraction = 0.95) -> Trajec
     Writes info["head_returns"] f32[N, L, 4], NaN where a head is not trained, and the controls "head_turns" f32[4], how
     many turns train each, and "turns", turns that train the policy per row of the batch.
     """
-    anew = (batch.info or {}).get(RESAMPLED)
-    anew = jnp.zeros(batch.group.shape, bool) if anew is None else jnp.nan_to_num(anew) > 0
+    anew = batch.entry(RESAMPLED, 0) > 0
     mask = turn_mask(batch) & ~anew[:, None]
     own = (mask | (acted_turns(batch) & anew[:, None])) & ~replayed_rows(batch)[:, None]
     first, last = ends_of_turns(batch)

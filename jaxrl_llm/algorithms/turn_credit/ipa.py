@@ -50,9 +50,7 @@ def chunk_returns(
     near = over_span(mismatch(batch), batch, "turn", mean=True) <= jnp.log(mismatch_limit)
     own = chunk_weight * jnp.where(near, G, 0.0)
     left = imitated(batch)
-    score = (batch.info or {}).get("imitated_score")
-    model = jnp.zeros(batch.group.shape) if score is None else jnp.nan_to_num(score)
-    taken = imitation_weight * gamma ** jnp.maximum(left - 1, 0) * model[:, None]
+    taken = imitation_weight * gamma ** jnp.maximum(left - 1, 0) * batch.entry("imitated_score", 0)[:, None]
     known = batch.action_mask & ~jnp.isnan(batch.scores)[:, None] & (left >= 0)
     return batch.replace(
         advantages=jnp.where(known, jnp.where(left > 0, taken, own), 0.0),
