@@ -60,21 +60,16 @@ def _module(name: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, tuple[
     text = inspect.getsource(sys.modules[name])
     bound, imported = dict[str, ast.stmt](), dict[str, tuple[str, str | None]]()
     for node in ast.parse(text).body:
-        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
-            for alias in node.names:
-                imported[alias.asname or alias.name] = (node.module or "", _renamed(alias))
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                imported[alias.asname or alias.name.partition(".")[0]] = ("", _renamed(alias))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            source = getattr(node, "module", None) or ""
+            for alias in node.names if source != "__future__" else ():
+                imported[alias.asname or alias.name.partition(".")[0]] = (source, _renamed(alias))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             bound[node.name] = node
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                for one in ast.walk(target):
-                    if isinstance(one, ast.Name):
-                        bound[one.id] = node
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            bound[node.target.id] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (one for target in targets for one in ast.walk(target) if isinstance(one, ast.Name))
+            bound |= {one.id: node for one in names}
     return text.splitlines(), bound, imported
 
 

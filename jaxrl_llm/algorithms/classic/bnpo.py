@@ -20,12 +20,4 @@ def bnpo(
     so it is for comparison only. The paper of that name normalises rewards by a Beta distribution, which is not done
     here. clip_low, clip_high, kl_coefficient, scale, ddof and epsilon as in grpo, with TRL's values.
     """
-    return grpo(
-        clip_low=clip_low,
-        clip_high=clip_high,
-        kl_coefficient=kl_coefficient,
-        scale=scale,
-        ddof=ddof,
-        epsilon=epsilon,
-        average="slice",
-    )
+    return grpo(clip_low, clip_high, kl_coefficient, scale=scale, ddof=ddof, epsilon=epsilon, average="slice")

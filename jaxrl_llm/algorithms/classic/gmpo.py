@@ -26,7 +26,5 @@ def gmpo(
     """
     average = sequence_mean()
     objective = policy_gradient(token_ratio(), geometric_clip(clip_low, clip_high), average)
-    return Algorithm(
-        group_relative(scale, ddof=ddof, epsilon=epsilon),
-        regularised(objective, average, kl_coefficient=kl_coefficient),
-    )
+    objective = regularised(objective, average, kl_coefficient=kl_coefficient)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)

@@ -38,10 +38,8 @@ def degrpo(
         jaxrl export runs/modes modes
         jaxrl train --algorithm degrpo --model modes --rewards 'by_mode(number_match)' ...
     """
-    groups = {
-        "control": (control_weight, first_actions(control_tokens)),
-        "answer": (1.0, actions_after(control_tokens)),
-    }
+    control, answer = first_actions(control_tokens), actions_after(control_tokens)
+    groups = {"control": (control_weight, control), "answer": (1.0, answer)}
     loss = clipped_policy(clip_low, clip_high, token_groups(groups, over=average))
     objective = regularised(loss, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient)
     return Algorithm(group_relative("none"), objective)

@@ -116,9 +116,6 @@ def against_reference(score: jax.Array, group: jax.Array, reference: jax.Array) 
     reference bool[N] marks one row of each group. Unscored rows (NaN), and groups without a reference, get 0
     (BRPO, 2506.00103).
     """
-    N = group.shape[0]
-    _, index = jnp.unique(group, return_inverse=True, size=N)
-    opponent = jax.ops.segment_sum(jnp.where(reference, score, 0.0), index, num_segments=N)[index]
-    present = jax.ops.segment_sum(reference.astype(jnp.float32), index, num_segments=N)[index]
+    opponent, present = bucket_sums(group, jnp.where(reference, score, 0.0), reference.astype(jnp.float32))
     verdict = jnp.where(score > opponent, 1.0, -1.0)
     return jnp.where(reference | jnp.isnan(score) | (present == 0), 0.0, verdict)

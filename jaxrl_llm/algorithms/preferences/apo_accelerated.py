@@ -27,9 +27,5 @@ def apo_accelerated(
     defaults are from memory of the paper, which has three rounds.
     """
     chosen = loss_named(loss) if isinstance(loss, str) else loss
-    return Algorithm(
-        chain(),
-        pairwise(chosen, beta),
-        reference=periodic_reset(round_updates),
-        outer=extrapolated(momentum, round_updates),
-    )
+    reference, outer = periodic_reset(round_updates), extrapolated(momentum, round_updates)
+    return Algorithm(chain(), pairwise(chosen, beta), reference=reference, outer=outer)

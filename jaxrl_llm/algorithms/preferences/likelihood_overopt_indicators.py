@@ -2,7 +2,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, given_responses, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import DivergenceName, dpo
 from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive, check_number
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
@@ -13,10 +13,8 @@ ENTROPY = "indicators/top_entropy"
 
 
 def _ends_by(name: str, value: Any) -> RunSetting:
-    def fits(config: Any, given: Given) -> bool:
-        return bool(getattr(config, name))
-
-    return RunSetting(name, lambda given: value, fits, "held-out figures by which it ends")
+    why = "held-out figures by which it ends"
+    return RunSetting(name, lambda given: value, lambda config, given: bool(getattr(config, name)), why)
 
 
 @method(paper="arXiv 2410.11677", test="test_indicators.py::test_likelihood_overopt_indicators_by_loop")

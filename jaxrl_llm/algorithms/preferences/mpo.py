@@ -64,8 +64,7 @@ def moving_shift(beta: PositiveNumber = 0.1) -> Transform:
         mean = state.mean + jnp.sum(jnp.where(rows, u - state.mean, 0.0)) / jnp.maximum(total, 1)
         return Shift(mean, total), batch.with_controls(**{SHIFT: state.mean})
 
-    start = Shift(jnp.float32(0), jnp.float32(0))
-    return Transform(lambda: start, apply, frozenset({"old_logp", "reference_logp"}))
+    return Transform(lambda: Shift(jnp.float32(0), jnp.float32(0)), apply, frozenset({"old_logp", "reference_logp"}))
 
 
 @part

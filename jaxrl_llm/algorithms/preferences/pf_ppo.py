@@ -69,8 +69,7 @@ def rank_weights(rank: jax.Array, count: jax.Array, scheme: Scheme) -> jax.Array
     first, last = ((rank == position).astype(jnp.float32) for position in (0, count - 1))
     if scheme == "best_random":
         return jnp.where(count > 1, jnp.where(rank == 0, 0.5, 0.5 / jnp.maximum(count - 1, 1)), first)
-    by_scheme = {"best_worst": 0.5 * (first + last), "best": first, "uniform": 1.0 / jnp.maximum(count, 1)}
-    return by_scheme[scheme]
+    return {"best_worst": 0.5 * (first + last), "best": first, "uniform": 1.0 / jnp.maximum(count, 1)}[scheme]
 
 
 def score_weights(score: jax.Array, valid: jax.Array, scheme: Scheme, power: jax.Array | float = 2.0) -> jax.Array:
@@ -99,7 +98,5 @@ def key_noise(noise: jax.Array, keys: jax.Array, valid: jax.Array) -> jax.Array:
 
     The sum is over integers, which is exact, so that the order of rows does not matter.
     """
-    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
-    bits = jnp.where(valid, (noise * 2**24).astype(jnp.uint32), 0)
-    total = jax.ops.segment_sum(bits, index, num_segments=keys.shape[0])[index]
+    (total,) = bucket_sums(keys, jnp.where(valid, (noise * 2**24).astype(jnp.uint32), 0))
     return (total & 0xFFFFFF).astype(jnp.float32) * 2**-24

@@ -69,9 +69,6 @@ def starting_means(objective: str | None = None) -> Transform:
     For `log_barrier`. Components that are not scored in the first batch start at 0. Raises InputError for more than 16.
     """
 
-    def init() -> Any:
-        return {"means": jnp.zeros(_MOST), "seen": jnp.zeros((), bool)}
-
     def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
         components = constrained(batch, objective)
         if len(components) > _MOST:
@@ -82,7 +79,7 @@ def starting_means(objective: str | None = None) -> Transform:
         start = {f"start/{name}": means[i] for i, name in enumerate(components)}
         return {"means": jnp.where(seen, means, 0.0), "seen": seen}, batch.with_controls(**start)
 
-    return Transform(init, apply)
+    return Transform(lambda: {"means": jnp.zeros(_MOST), "seen": jnp.zeros((), bool)}, apply)
 
 
 def barrier(slack: jax.Array, floor: Number = 1e-3) -> jax.Array:

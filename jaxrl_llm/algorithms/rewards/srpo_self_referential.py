@@ -5,7 +5,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, Number, Ours
-from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.buckets import bucket_best, bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -70,10 +70,7 @@ def graded_failures(
     ['0.5960', '0.5047', '0.0040', '1.0000']
     """
     known = ~success & ~jnp.isnan(distance)
-    N = group.shape[0]
-    _, index = jnp.unique(group, return_inverse=True, size=N)
-    low = jax.ops.segment_min(jnp.where(known, distance, jnp.inf), index, num_segments=N)[index]
-    high = jax.ops.segment_max(jnp.where(known, distance, -jnp.inf), index, num_segments=N)[index]
+    low, high = (sign * bucket_best(group, jnp.where(known, sign * distance, jnp.nan)) for sign in (-1, 1))
     wide = known & (high - low >= 1e-6)
     d = jnp.where(wide, (distance - low) / jnp.where(wide, high - low, 1.0), 0.5)
     (successes,) = bucket_sums(group, success.astype(jnp.float32))

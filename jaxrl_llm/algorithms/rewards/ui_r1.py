@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, beside, method, run_settings
 from jaxrl_llm.core.annotations import Code, NonNegative, Number, Ours
-from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.buckets import bucket_best, bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -44,9 +44,7 @@ def length_beside_mates(
     ['0.818', '0.636', '-0.509', '-0.100']
     """
     right = right & known
-    N = group.shape[0]
-    _, index = jnp.unique(group, return_inverse=True, size=N)
-    longest = jax.ops.segment_max(jnp.where(known, length, 0.0), index, num_segments=N)[index]
+    longest = bucket_best(group, jnp.where(known, length, jnp.nan))
     count, good, tokens = bucket_sums(group, known * 1.0, right * 1.0, jnp.where(right, length, 0.0))
     p = good / jnp.maximum(count, 1)
     suitable = p * tokens / jnp.maximum(good, 1) + (1 - p) * longest

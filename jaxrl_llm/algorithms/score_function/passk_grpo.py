@@ -53,10 +53,8 @@ def passk_grpo(
     advantage 0. The loss is PPO's clip (clip_low, clip_high) without KL; average as in `grpo` ("token" is verl's, for
     which both released estimators are written).
     """
-    return Algorithm(
-        on_actions(best_of_sets_credit(k, estimator, scale, epsilon)),
-        averaged_gradient(clip(clip_low, clip_high), average),
-    )
+    credit = on_actions(best_of_sets_credit(k, estimator, scale, epsilon))
+    return Algorithm(credit, averaged_gradient(clip(clip_low, clip_high), average))
 
 
 def margin_over_second(values: Array, keys: Array) -> Array:

@@ -66,9 +66,8 @@ def pdppo(
     """
     objective = clipped_policy(clip_low, clip_high) + value_coefficient * head_value_loss(HEADS, value_clip)
     credit = post_decision_advantages(gamma, lam, last_token)
-    return Algorithm(
-        chain(credit, whiten_advantages()) if whiten else credit, objective - entropy_coefficient * entropy()
-    )
+    objective -= entropy_coefficient * entropy()
+    return Algorithm(chain(credit, whiten_advantages()) if whiten else credit, objective)
 
 
 HEADS = 2  # V, W

@@ -43,9 +43,8 @@ def poad(
     credit = chain(needs_turns(), generalised_advantages(between_turns(gamma), lam))
     objective = clipped_policy(clip_low, clip_high)
     objective += value_coefficient * value_loss(value_clip, error=huber(huber_width))
-    return Algorithm(
-        chain(credit, whiten_advantages()) if whiten else credit, objective - entropy_coefficient * entropy()
-    )
+    objective -= entropy_coefficient * entropy()
+    return Algorithm(chain(credit, whiten_advantages()) if whiten else credit, objective)
 
 
 @batch_part
