@@ -11,6 +11,9 @@ from jaxrl_llm.core.arguments.hyperparameters import Code, OfRun, Origin, Ours, 
 from jaxrl_llm.core.arguments.ranges import (
     AboveOne,
     AtLeastOne,
+    AtLeastTwo,
+    BelowHalf,
+    BelowOne,
     Count,
     Fraction,
     NonNegative,
@@ -26,11 +29,11 @@ from jaxrl_llm.core.arguments.ranges import (
 )
 
 __all__ = [
-    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AverageName", "Baseline", "Code",
-    "Count", "Estimator", "Fraction", "FractionNumber", "Gate", "NonNegative", "NonNegativeInt",
-    "NonNegativeNumber", "Number", "OfRun", "OpenFraction", "Ours", "Paper", "Positive", "PositiveNumber", "Range",
-    "Recalled", "Rewrite", "Routing", "Rule", "Scale", "Share", "Source", "Span", "ZeroOrOne", "check_bounds",
-    "check_moments", "check_number",
+    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AtLeastTwo", "AverageName", "Baseline",
+    "BelowHalf", "BelowOne", "Code", "Count", "Estimator", "Fraction", "FractionNumber", "Gate", "NonNegative",
+    "NonNegativeInt", "NonNegativeNumber", "Number", "OfRun", "OpenFraction", "Ours", "Paper", "Positive",
+    "PositiveNumber", "Range", "Recalled", "Rewrite", "Routing", "Rule", "Scale", "Share", "Source", "Span",
+    "ZeroOrOne", "check_bounds", "check_moments", "check_number",
 ]  # fmt: skip
 
 PAPER, CODE, RECALLED, OURS, RUN = Origin  # `Paper[NonNegative]` is `Annotated[NonNegative, PAPER]`

@@ -4,7 +4,6 @@ import re
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
-from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Range, Recalled
+from jaxrl_llm.core.annotations import AtLeastTwo, Count, NonNegative, Ours, Recalled
 from jaxrl_llm.core.parts import chain, stateless
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
@@ -58,7 +57,7 @@ def agent_r(
     alphas: Recalled[str] = "0.5,0.7,0.95",
     beta: Recalled[NonNegative] = 0.2,
     alpha_steps: Ours[Count] = 100,
-    width: Ours[Annotated[int, Range(least=2)]] = 4,
+    width: Ours[AtLeastTwo] = 4,
     exploration: Ours[NonNegative] = 1.4,
     pairs: Ours[Count] = 4,
     judge_tokens: Ours[Count] = 64,

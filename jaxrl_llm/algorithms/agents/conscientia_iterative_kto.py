@@ -1,9 +1,9 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
-from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Positive, Range
+from jaxrl_llm.core.annotations import AtLeastTwo, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.log_ratios import log_ratio_sums
 from jaxrl_llm.core.parts import Array, Trajectories, chain, counted_part, stateless_part
 from jaxrl_llm.core.population import League
@@ -20,8 +20,8 @@ from jaxrl_llm.rollouts.agents.self_play import MEMBER, SEAT, against_league
 @beside("city", "the simulated city and its two populations", "the run's own environment")
 def conscientia_iterative_kto(
     round_updates: Ours[Count] = 20,
-    size: Ours[Annotated[int, Range(least=2)]] = 8,
-    sides: Ours[Annotated[int, Range(least=2)]] = 2,
+    size: Ours[AtLeastTwo] = 8,
+    sides: Ours[AtLeastTwo] = 2,
     threshold: Ours[float] = 0.0,
     beta: Paper[Positive] = 0.1,
     desirable_weight: Paper[NonNegative] = 1.0,

@@ -2,12 +2,12 @@ from asyncio import gather
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.algorithms.method import Algorithm, beside, method, one_reward_of, run_settings
-from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Positive, Range
+from jaxrl_llm.core.annotations import AtLeastTwo, Count, NonNegative, NonNegativeInt, Ours, Positive
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.curriculum.embedded import text_features
@@ -32,7 +32,7 @@ Embed = Callable[[str], Array]  # a text -> f[d]
 @beside("embedding", "a model that embeds texts", "`embed` of `latent_talk`; by default hashed counts of words")
 @run_settings(one_reward_of(ENVIRONMENT, why="the game"))
 def lspo(
-    clusters: Ours[Annotated[int, Range(least=2)]] = 2,
+    clusters: Ours[AtLeastTwo] = 2,
     growth: Ours[NonNegativeInt] = 1,
     round_steps: Ours[Count] = 50,
     replies: Ours[Count] = 8,

@@ -1,11 +1,11 @@
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
-from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, Ours, Positive, Range
+from jaxrl_llm.core.annotations import AtLeastTwo, Code, Count, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.core.population import League
 from jaxrl_llm.games import MetaSolver, shor
@@ -20,7 +20,7 @@ from jaxrl_llm.rollouts.agents.self_play import MEMBER, against_league
 )  # fmt: skip
 @beside("search", "the search for solvers by a language model", "evolution of programs")
 def shor_psro(
-    size: Ours[Annotated[int, Range(least=2)]] = 8,
+    size: Ours[AtLeastTwo] = 8,
     every: Ours[Count] = 20,
     rate: Ours[Fraction] = 0.2,
     payoff_range: Ours[Positive] = 1.0,

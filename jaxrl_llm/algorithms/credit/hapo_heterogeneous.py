@@ -6,7 +6,7 @@ sampled from. `BY_LEVEL` is the sampler's hook.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
-from jaxrl_llm.core.annotations import AboveOne, Code, Count, Fraction, NonNegative, Number, Ours, Range
+from jaxrl_llm.core.annotations import AboveOne, BelowOne, Code, Count, Fraction, NonNegative, Number, Ours
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless
@@ -54,7 +54,7 @@ def hapo_heterogeneous(
     dynamic_sampling: Code[bool] = True,
     rounds: Code[Count] = 16,
     accuracy: Ours[str | None] = None,
-    tau: Code[Annotated[float, Range(least=0, below=1)]] = 0.05,
+    tau: Code[BelowOne] = 0.05,
 ) -> Algorithm:
     """Heterogeneous Adaptive Policy Optimization (HAPO).
 

@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Paper, Positive, Range
+from jaxrl_llm.core.annotations import BelowHalf, Code, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
@@ -13,7 +11,7 @@ from jaxrl_llm.rollouts.pairs import best_and_worst_of
 def dpo_online(
     loss: Paper[str | PairLoss] = "sigmoid",
     beta: Code[Positive] = 0.1,
-    label_smoothing: Code[Annotated[float | None, Range(least=0, below=0.5)]] = None,
+    label_smoothing: Code[BelowHalf | None] = None,
     likelihood: Ours[NonNegative] = 0.0,
     reset: Ours[Count | None] = None,
 ) -> Algorithm:

@@ -1,10 +1,10 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, beside, exactly, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import Count, Ours, Positive, Range, Recalled
+from jaxrl_llm.core.annotations import AtLeastTwo, Count, Ours, Positive, Recalled
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, objective_part, part, stateless_part
 from jaxrl_llm.core.population import League
@@ -21,7 +21,7 @@ from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_p
 @run_settings(*given_responses(2), exactly("eval_size", 0, "no samples of held-out prompts"))
 def seppo(
     beta: Ours[Positive] = 0.1,
-    size: Ours[Annotated[int, Range(least=2)]] = 4,
+    size: Ours[AtLeastTwo] = 4,
     every: Ours[Count] = 20,
     column: Ours[str | None] = None,
     loss: Recalled[str | PairLoss] = "sigmoid",
@@ -57,7 +57,7 @@ NEEDS = frozenset({"old_logp", "reference_logp"})
 
 
 @part
-def random_snapshot(size: Annotated[int, Range(least=2)] = 4, every: Count = 20) -> ReferenceRule:
+def random_snapshot(size: AtLeastTwo = 4, every: Count = 20) -> ReferenceRule:
     """The reference is one of the policies that a `League` keeps, drawn anew after each update, each as often.
 
     Places of the league that no snapshot has taken are not drawn. The draws depend on the number of updates alone.

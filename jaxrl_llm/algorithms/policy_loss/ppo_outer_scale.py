@@ -1,16 +1,15 @@
 import dataclasses
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive, Range
+from jaxrl_llm.core.annotations import BelowOne, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.outer_loop import outer_step
 
 
 @method(paper="arXiv 2603.06009", test="test_outer_loops.py::test_ppo_outer_scale_by_loop")
 def ppo_outer_scale(
     scale: Ours[Positive] = 0.5,
-    momentum: Ours[Annotated[float, Range(least=0, below=1)]] = 0.0,
+    momentum: Ours[BelowOne] = 0.0,
     test_from: Ours[int | None] = None,
     factor: Paper[Positive] = 5.0,
     clip_low: Paper[NonNegative] = 0.2,

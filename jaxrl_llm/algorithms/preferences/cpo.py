@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import Code, NonNegative, Paper, Positive, Range
+from jaxrl_llm.core.annotations import BelowHalf, Code, NonNegative, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
@@ -12,7 +10,7 @@ from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 def cpo(
     beta: Paper[Positive] = 0.1,
     likelihood: Paper[NonNegative] = 1.0,
-    label_smoothing: Code[Annotated[float, Range(least=0, below=0.5)]] = 0.0,
+    label_smoothing: Code[BelowHalf] = 0.0,
 ) -> Algorithm:
     """Contrastive Preference Optimization (CPO).
 

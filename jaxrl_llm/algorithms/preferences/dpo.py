@@ -1,7 +1,7 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper, Positive, Range
+from jaxrl_llm.core.annotations import BelowHalf, Code, Fraction, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import chosen_likelihood, loss_named, on_policy_weights, pairwise, shared_length
 from jaxrl_llm.objectives.preference.losses import PairLoss
@@ -15,7 +15,7 @@ DivergenceName = Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_div
 def dpo(
     loss: Paper[str | PairLoss] = "sigmoid",
     beta: Paper[Positive] = 0.1,
-    label_smoothing: Code[Annotated[float | None, Range(least=0, below=0.5)]] = None,
+    label_smoothing: Code[BelowHalf | None] = None,
     f_divergence: Paper[DivergenceName] = "reverse_kl",
     likelihood: Ours[NonNegative] = 0.0,
     beyond: Ours[Fraction] = 1.0,

@@ -1,12 +1,12 @@
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action
 from jaxrl_llm.algorithms.method import Algorithm, beside, exactly, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Range
+from jaxrl_llm.core.annotations import AtLeastTwo, Code, NonNegative, Ours
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, part
 from jaxrl_llm.data.chat.encode import with_text
@@ -28,7 +28,7 @@ GOAL = "goal/"  # before numbers of codes, in controls and metrics
     exactly("group_size", lambda given: 2 * given["codes"], "both responses behind every code as a group"),
 )
 def oppo(
-    codes: Ours[Annotated[int, Range(least=2)]] = 4,
+    codes: Ours[AtLeastTwo] = 4,
     preference_weight: Code[NonNegative] = 10.0,
     margin: Code[NonNegative] = 1.0,
     rate: Code[NonNegative] = 0.01,
@@ -109,9 +109,7 @@ def goal_in(batch: Trajectories, codes: int) -> Array:
 
 
 @part
-def goal_by_preferences(
-    codes: Annotated[int, Range(least=2)] = 4, margin: NonNegative = 1.0, rate: NonNegative = 0.01
-) -> Transform:
+def goal_by_preferences(codes: AtLeastTwo = 4, margin: NonNegative = 1.0, rate: NonNegative = 0.01) -> Transform:
     """Write the goal z* as controls "goal/0" ..., and move it by the preferences of the batch; see `oppo`."""
 
     def apply(goal: Array, batch: Trajectories) -> tuple[Array, Trajectories]:
@@ -126,9 +124,7 @@ def goal_by_preferences(
 
 
 @part
-def latent_losses(
-    codes: Annotated[int, Range(least=2)] = 4, preference_weight: NonNegative = 10.0, margin: NonNegative = 1.0
-) -> Objective:
+def latent_losses(codes: AtLeastTwo = 4, preference_weight: NonNegative = 10.0, margin: NonNegative = 1.0) -> Objective:
     """L_him + preference_weight L_pref of `oppo`. Metrics: "latent", the loss, "latent/likelihood", L_him,
     "latent/accuracy" and "goal/0" ...; needs the controls of `goal_by_preferences`."""
 
@@ -159,7 +155,7 @@ def latent_losses(
 
 
 @program_part("behind_codes({codes})", {"code"}, ("chosen", "rejected"), lambda codes: given_rows(2 * codes))
-async def behind_codes(tools: Tools, task: Task, codes: Annotated[int, Range(least=2)] = 4) -> list[Episode]:
+async def behind_codes(tools: Tools, task: Task, codes: AtLeastTwo = 4) -> list[Episode]:
     """The columns `chosen` and `rejected` of each row, each behind every code: 2 * codes episodes with info["code"].
 
     Rewards are 1 and 0, and NaN where the responses are the same. InputError for a prompt that no text can begin.
