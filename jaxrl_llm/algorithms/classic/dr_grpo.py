@@ -7,9 +7,7 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 @method(paper="arXiv 2503.20783", test="test_group_relative.py::test_dr_grpo_is_the_loop")
 def dr_grpo(
-    clip_low: Paper[NonNegative] = 0.2,
-    clip_high: Paper[NonNegative] = 0.2,
-    max_length: OfRun[Count | None] = None,
+    clip_low: Paper[NonNegative] = 0.2, clip_high: Paper[NonNegative] = 0.2, max_length: OfRun[Count | None] = None
 ) -> Algorithm:
     """GRPO Done Right (Understanding R1-Zero-Like Training).
 

@@ -13,9 +13,7 @@ from jaxrl_llm.utils.errors import InputError
 @method(paper="arXiv 2109.01652", test="test_supervised.py::test_sft_by_loop")
 @run_settings(*given_responses(1))
 def sft(
-    column: Ours[str | None] = None,
-    turns: Code[Literal["last", "all"]] = "last",
-    report_accuracy: Code[bool] = True,
+    column: Ours[str | None] = None, turns: Code[Literal["last", "all"]] = "last", report_accuracy: Code[bool] = True
 ) -> Algorithm:
     """Supervised fine-tuning (SFT).
 

@@ -13,9 +13,7 @@ from jaxrl_llm.rollouts.guidance.responses import written_completions
 @method(paper="arXiv 2502.09992", test="test_diffusion.py::test_masked_sft_is_the_loop")
 @run_settings(*given_responses(1))
 def masked_sft(
-    samples: Paper[Count] = 1,
-    column: Ours[str | None] = None,
-    turns: Code[Literal["last", "all"]] = "last",
+    samples: Paper[Count] = 1, column: Ours[str | None] = None, turns: Code[Literal["last", "all"]] = "last"
 ) -> Algorithm:
     """Supervised fine-tuning of masked-diffusion language models (LLaDA).
 

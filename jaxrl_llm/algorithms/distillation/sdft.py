@@ -13,10 +13,7 @@ SHOWN = "\n\nThis is an example of a response:\n\n{}\n\nNow answer with a respon
 
 @method(paper="arXiv 2601.19897", test="test_distilled.py::test_sdft_is_its_loop")
 def sdft(
-    beta: Paper[Fraction] = 1.0,
-    top_k: Ours[int] = 0,
-    decay: Ours[Fraction] = 0.99,
-    column: Ours[str] = "completion",
+    beta: Paper[Fraction] = 1.0, top_k: Ours[int] = 0, decay: Ours[Fraction] = 0.99, column: Ours[str] = "completion"
 ) -> Algorithm:
     """Self-distillation fine-tuning (SDFT): the policy learns from itself after a prompt with a demonstration.
 

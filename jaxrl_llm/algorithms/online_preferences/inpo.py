@@ -8,11 +8,7 @@ from jaxrl_llm.rollouts.pairs import best_and_worst_of
 
 
 @method(paper="arXiv 2407.00617", test="test_online_preferences.py::test_inpo_by_loop_and_worked_example")
-def inpo(
-    eta: Code[Positive] = 7.5e-3,
-    share: Code[OpenFraction] = 1 / 3,
-    reset: Ours[Count] = 100,
-) -> Algorithm:
+def inpo(eta: Code[Positive] = 7.5e-3, share: Code[OpenFraction] = 1 / 3, reset: Ours[Count] = 100) -> Algorithm:
     """Iterative Nash Policy Optimization (INPO).
 
     Mirror descent on the game of preferences between policies, which needs no more than which response of a pair won.

@@ -15,9 +15,7 @@ Clipping = Literal["separate", "joint", "none"]
 
 @method(paper="arXiv 2310.00212", test="test_reward_composed.py::test_p3o_is_the_loop_over_pairs")
 def p3o_pairwise(
-    kl_coefficient: Ours[NonNegative] = 0.05,
-    clip_range: Ours[float] = 0.2,
-    clip: Ours[Clipping] = "separate",
+    kl_coefficient: Ours[NonNegative] = 0.05, clip_range: Ours[float] = 0.2, clip: Ours[Clipping] = "separate"
 ) -> Algorithm:
     """Pairwise Proximal Policy Optimization (P3O).
 

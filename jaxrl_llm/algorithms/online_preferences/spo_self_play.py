@@ -11,9 +11,7 @@ from jaxrl_llm.rollouts.pairs import higher, with_win_rates
 @method(paper="arXiv 2401.04056", test="test_online_preferences.py::test_spo_self_play_worked_example")
 @beside("queue", "the queue of past trajectories that control tasks compare with", "a replay")
 def spo_self_play(
-    clip_low: Ours[NonNegative] = 0.2,
-    clip_high: Ours[NonNegative] = 0.2,
-    kl_coefficient: Ours[NonNegative] = 0.0,
+    clip_low: Ours[NonNegative] = 0.2, clip_high: Ours[NonNegative] = 0.2, kl_coefficient: Ours[NonNegative] = 0.0
 ) -> Algorithm:
     """Self-Play Preference Optimization (SPO, A Minimaximalist Approach).
 

@@ -12,13 +12,12 @@ from jaxrl_llm.core.annotations import (
     NonNegative,
     NonNegativeInt,
     Number,
-    Ours,
-    Paper,
     Range,
     Source,
     ZeroOrOne,
     check_bounds,
 )
+from jaxrl_llm.core.arguments.hyperparameters import Ours, Paper
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, counted_part, part
 from jaxrl_llm.core.reference import Params, ReferenceRule

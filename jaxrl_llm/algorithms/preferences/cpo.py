@@ -8,9 +8,7 @@ from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 @method(paper="arXiv 2401.08417", test="test_offline_preferences.py::test_cpo_by_loop")
 @run_settings(*given_responses(2))
 def cpo(
-    beta: Paper[Positive] = 0.1,
-    likelihood: Paper[NonNegative] = 1.0,
-    label_smoothing: Code[BelowHalf] = 0.0,
+    beta: Paper[Positive] = 0.1, likelihood: Paper[NonNegative] = 1.0, label_smoothing: Code[BelowHalf] = 0.0
 ) -> Algorithm:
     """Contrastive Preference Optimization (CPO).
 

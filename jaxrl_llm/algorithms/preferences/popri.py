@@ -28,10 +28,7 @@ STEP = 2.0**-24  # of the uniform noise, which is kept within one of 0 and 1, so
     )
 )  # fmt: skip
 def popri(
-    rank: Code[Count] = 4,
-    noise: Code[NonNegative] = 19.3,
-    beta: Code[Positive] = 0.01,
-    reset: Ours[Count | None] = 1,
+    rank: Code[Count] = 4, noise: Code[NonNegative] = 19.3, beta: Code[Positive] = 0.01, reset: Ours[Count | None] = 1
 ) -> Algorithm:
     """Policy Optimization for Private Data (POPri).
 

@@ -18,9 +18,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 @method(paper="arXiv 2305.20050", test="test_process_rewards.py::test_process_reward_model_by_loop")
 @run_settings(*given_responses(1))
 def process_reward_model(
-    separator: Code[str] = "\n",
-    only_last: Code[bool] = False,
-    classes: Code[Count] = 2,
+    separator: Code[str] = "\n", only_last: Code[bool] = False, classes: Code[Count] = 2
 ) -> Algorithm:
     """Process reward model (PRM).
 

@@ -6,9 +6,7 @@ from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum,
 
 @method(paper="arXiv 2602.07078", test="test_score_function.py::test_optimal_token_baseline_is_the_loop")
 def optimal_token_baseline(
-    zero_tail: Code[bool] = True,
-    corrected: Code[bool] = False,
-    epsilon: Code[NonNegative] = 1e-8,
+    zero_tail: Code[bool] = True, corrected: Code[bool] = False, epsilon: Code[NonNegative] = 1e-8
 ) -> Algorithm:
     """Optimal Token Baseline (OTB, Variance Reduction for Long-Horizon LLM-RL).
 

@@ -33,9 +33,7 @@ def chosen_by_critic(step: jax.Array, batch: Trajectories, keep: float, temperat
     )
 )  # fmt: skip
 def pa_rl(
-    keep: Paper[Count] = 10,
-    temperature: Paper[Positive] = 1.0,
-    value_coefficient: Ours[NonNegative] = 1.0,
+    keep: Paper[Count] = 10, temperature: Paper[Positive] = 1.0, value_coefficient: Ours[NonNegative] = 1.0
 ) -> Algorithm:
     """Policy-Agnostic RL (PA-RL), its form for language.
 

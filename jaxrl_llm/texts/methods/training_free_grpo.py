@@ -93,9 +93,7 @@ def contrasts(groups: Sequence[Sequence[Answer]]) -> list[tuple[Answer, Answer]]
 )
 @beside("tools", "lessons from episodes with tools", "an engine that plays episodes")
 def training_free_grpo(
-    lessons: Ours[Literal["words", "examples"]] = "words",
-    most: Ours[Count] = 16,
-    summarise: Ours[bool] = True,
+    lessons: Ours[Literal["words", "examples"]] = "words", most: Ours[Count] = 16, summarise: Ours[bool] = True
 ) -> TextMethod:
     """Training-Free GRPO: lessons from groups of answers, in the prompt, instead of updates.
 
