@@ -49,11 +49,7 @@ def drop_rows(dropped: Callable[[Trajectories], Array]) -> Transform:
     If all rows are dropped, all weights and the loss are 0.
     """
     require_function("the rows to drop", dropped)
-
-    def drop(batch: Trajectories) -> Trajectories:
-        return batch.replace(weights=jnp.where(dropped(batch)[:, None], 0.0, batch.loss_weights))
-
-    return stateless(drop)
+    return stateless(lambda b: b.replace(weights=jnp.where(dropped(b)[:, None], 0.0, b.loss_weights)))
 
 
 @part

@@ -66,11 +66,9 @@ def takes_positional(function: Callable[..., Any], count: int) -> bool:
     """Whether a function can be called with so many arguments; True where Python cannot tell, as of some builtins."""
     try:
         inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:
         return True
-    return True
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)
 
 
 def as_average(average: Average | Mean | None) -> Average:

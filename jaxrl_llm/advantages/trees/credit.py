@@ -58,8 +58,7 @@ def tree_of(batch: Trajectories, rows: Array | None = None) -> Tree:
     upto = jax.lax.cummax(jnp.where(mask, place, -1), axis=1)
     previous = jnp.pad(upto, ((0, 0), (1, 0)), constant_values=-1)[:, :L]
     first = mask & ((previous < 0) | (node != _at(node, previous)))
-    began = jax.lax.cummax(jnp.where(first, place, 0), axis=1)
-    before = _at(previous, began)
+    before = _at(previous, jax.lax.cummax(jnp.where(first, place, 0), axis=1))
     depth = jnp.cumsum(first, axis=1) - 1
     _, group = jnp.unique(batch.group, return_inverse=True, size=N)
     key = _ranks(jnp.broadcast_to(group[:, None], (N, L)), node)
@@ -164,8 +163,7 @@ def state_values(batch: Trajectories, most: Callable[[Array], Array] = lambda va
     """
     tree, L = tree_of(batch), batch.tokens.shape[1]
     value = jnp.where(tree.mask, most(_or(no_state_values, batch, "state_value")), jnp.nan)
-    place = jnp.broadcast_to(jnp.arange(L), value.shape)
-    began = jnp.where(tree.first, place, L)
+    began = jnp.where(tree.first, jnp.broadcast_to(jnp.arange(L), value.shape), L)
     following = jax.lax.cummin(jnp.pad(began, ((0, 0), (0, 1)), constant_values=L)[:, 1:], axis=1, reverse=True)
     after = jnp.where(following < L, _at(value, jnp.minimum(following, L - 1)), most(batch.scores)[:, None])
     return value, after

@@ -67,8 +67,7 @@ def position_keys(group: jax.Array, action_index: jax.Array, lengths: jax.Array,
     """
     _, index = jnp.unique(group, return_inverse=True, size=group.shape[0])
     length = jnp.maximum(lengths, 1)[:, None].astype(jnp.int32)
-    part = jnp.clip(count * jnp.maximum(action_index, 0) // length, 0, count - 1)
-    return index[:, None] * count + part
+    return index[:, None] * count + jnp.clip(count * jnp.maximum(action_index, 0) // length, 0, count - 1)
 
 
 def regulated(

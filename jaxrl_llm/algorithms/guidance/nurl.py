@@ -80,5 +80,4 @@ def solved_prompts(batch: Trajectories, success: float, accuracy: str | None = N
     right = (value > success) & ~(guided == 1)
     group = np.asarray(batch.group)
     failed, tried = np.unique(group[action & ~right]), np.unique(group[action])
-    done = np.setdiff1d(tried, failed)
-    return np.unique(np.asarray(batch.prompt_id)[action & np.isin(group, done)])
+    return np.unique(np.asarray(batch.prompt_id)[action & np.isin(group, np.setdiff1d(tried, failed))])

@@ -183,5 +183,4 @@ def soft_minimum(values: jax.Array, temperature: PositiveNumber = 0.3) -> jax.Ar
     """
     if values.ndim == 2:
         return values
-    total = jax.nn.logsumexp(-values / temperature, axis=-1)
-    return -temperature * (total - jnp.log(values.shape[-1]))
+    return -temperature * (jax.nn.logsumexp(-values / temperature, axis=-1) - jnp.log(values.shape[-1]))

@@ -98,8 +98,7 @@ def pair_shares(batch: Trajectories, known: Array) -> Array:
     """f32[N]: what each row's group counts in a mean over groups with both responses, divided among its rows."""
     good = batch.scores > 0.5
     of_good, of_bad = bucket_sums(batch.group, (known & good).astype(jnp.float32), (known & ~good).astype(jnp.float32))
-    paired = known & (of_good > 0) & (of_bad > 0)
-    of_rows = jnp.where(paired, 1.0 / jnp.maximum(of_good + of_bad, 1), 0.0)
+    of_rows = jnp.where(known & (of_good > 0) & (of_bad > 0), 1.0 / jnp.maximum(of_good + of_bad, 1), 0.0)
     return of_rows / jnp.maximum(jnp.sum(of_rows), 1)
 
 

@@ -83,13 +83,10 @@ def hardest_in_phases(first_steps: Count, phases: Sequence[tuple[int, int]], tim
             members[hardest] = state["members"][hardest]
             return {"phase": phase, "members": members}
 
-        def size(state: State, count: int) -> int:
-            return count if state["phase"] == 0 else -(-count // times)
-
         return Machine(
             {"phase": 0, "members": np.ones(facts.size, bool)},
             excluded=lambda state, prompts: where(Why.EASIER, ~state["members"][prompts.ids]),
-            size=size,
+            size=lambda state, count: count if state["phase"] == 0 else -(-count // times),
             counts=lambda state, prompts, total, random: apportion(np.ones(len(prompts.ids)), total),
             observe=observe,
             metrics=lambda state: {"phase": float(state["phase"]), "members": float(np.sum(state["members"]))},

@@ -71,8 +71,7 @@ def baichuan_m2(
     learnt. The paper's filter and prompts were not found: these are ours.
     """
 
-    bonus = with_length_bonus(length_bonus, quantile, threshold)
-    credit = chain(rescore(bonus), group_relative("none"))
+    credit = chain(rescore(with_length_bonus(length_bonus, quantile, threshold)), group_relative("none"))
     rollout = sliced(judge) if slices else None if judge is None else judged(by_written_rubric(judge))
     return Algorithm(credit, clipped_policy(clip_low, clip_high, constant(max_length)), rollout=rollout)
 

@@ -45,8 +45,7 @@ def target_shares(score: Array, target: Array, known: Array, group: Array, scale
     a = jnp.where(known, jnp.exp(jnp.where(known, target - bucket_log_sum_exp(group, target, known), 0.0)), 0.0)
     log_b = scale * score - bucket_log_sum_exp(group, scale * score, known)
     (size,) = bucket_sums(group, known.astype(jnp.float32))
-    prompts = jnp.maximum(jnp.sum(known / jnp.maximum(size, 1)), 1.0)
-    return jnp.where(known, -a * log_b, 0.0) / prompts
+    return jnp.where(known, -a * log_b, 0.0) / jnp.maximum(jnp.sum(known / jnp.maximum(size, 1)), 1.0)
 
 
 @part

@@ -115,8 +115,7 @@ def log_barrier(
         for name, component in constrained(batch, objective).items():
             r = jnp.where(acts, component, jnp.nan)
             mean, known = _mean(r), ~jnp.isnan(r)
-            above = jnp.where(known, r - mean, 0.0)
-            value = jnp.sum(s * above) / jnp.maximum(jnp.sum(known), 1) + mean
+            value = jnp.sum(s * jnp.where(known, r - mean, 0.0)) / jnp.maximum(jnp.sum(known), 1) + mean
             start = (batch.controls or {}).get(f"start/{name}", mean)
             terms.append(barrier(value - share * start, floor))
         total = -sum(terms, jnp.zeros(())) / max(len(terms), 1)

@@ -48,8 +48,7 @@ def above_mates(returns: jax.Array, index: jax.Array, known: jax.Array, group: j
     by_index = jnp.where(known[:, None], by_index, 0.0)
     total, rows = bucket_sums(group, by_index, known.astype(jnp.float32))
     others = (total - by_index) / jnp.maximum(rows - known, 1)[:, None]
-    baseline = jnp.take_along_axis(others, place, axis=1)
-    return jnp.where(index >= 0, returns - baseline, 0.0)
+    return jnp.where(index >= 0, returns - jnp.take_along_axis(others, place, axis=1), 0.0)
 
 
 @stateless_part({"spans"})

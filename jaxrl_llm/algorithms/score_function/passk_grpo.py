@@ -22,8 +22,7 @@ def best_of_sets_credit(
     if estimator == "margin":
         divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
         return margin_over_second(r, group) / divisor
-    how = "unbiased" if estimator == "unbiased" else scale
-    return best_of_sets_advantage(r, group, k, how, epsilon)
+    return best_of_sets_advantage(r, group, k, "unbiased" if estimator == "unbiased" else scale, epsilon)
 
 
 @method(paper="arXiv 2508.10751", test="test_sets.py::test_passk_is_the_loop_over_all_sets")

@@ -64,8 +64,7 @@ def balanced_relative(
     step: Array, batch: Trajectories, scale: Scale = "none", ddof: int = 0, epsilon: float = 1e-6
 ) -> Trajectories:
     """Group-relative advantages among the `balanced` samples; 0 for dropped ones."""
-    kept = balanced(batch.scores, batch.group, row_noise(batch, step))
-    reward = jnp.where(kept, batch.scores, jnp.nan)
+    reward = jnp.where(balanced(batch.scores, batch.group, row_noise(batch, step)), batch.scores, jnp.nan)
     A = group_advantage(reward, batch.group, scale=scale, ddof=ddof, epsilon=epsilon)
     return batch.replace(advantages=A[:, None] * batch.action_mask)
 
@@ -129,5 +128,4 @@ def balanced(reward: Array, group: Array, noise: Array) -> Array:
     good = known & (reward >= bucket_moments(group, reward)[1])
     bad = known & ~good
     number_good, number_bad = bucket_sums(group, good.astype(jnp.float32), bad.astype(jnp.float32))
-    rank = ranks_within(group, noise, noise, bad)
-    return good | (bad & (rank >= number_bad - number_good))
+    return good | (bad & (ranks_within(group, noise, noise, bad) >= number_bad - number_good))

@@ -73,8 +73,7 @@ def with_feedback(batch: Trajectories, beta: float, temperature: float, epsilon:
     one = jnp.zeros_like(batch.group)
     deviations = [token_moments(x, actions, one, 1)[2].max() for x in (outcome, own)]
     scale = jnp.where(deviations[1] > 0, jnp.maximum(deviations[0], 1.0) / jnp.maximum(deviations[1], 1e-12), 1.0)
-    gate = jax.nn.sigmoid(-spread / temperature)[:, None]
-    return outcome + beta * gate * jnp.minimum(scale, 1.0) * own
+    return outcome + beta * jax.nn.sigmoid(-spread / temperature)[:, None] * jnp.minimum(scale, 1.0) * own
 
 
 @part
