@@ -95,7 +95,7 @@ def _without_facts(node: ast.stmt) -> ast.stmt:
     if not isinstance(node, ast.FunctionDef):
         return node
     node = copy.deepcopy(node)
-    node.decorator_list = [one for one in node.decorator_list if _called(one) not in ("method", "beside")]
+    node.decorator_list = [one for one in node.decorator_list if _called(one) not in ("method", "beside", "run_needs")]
     for one in (*node.args.args, *node.args.kwonlyargs):
         one.annotation = None if one.annotation is None else _Plain().visit(one.annotation)
     return node

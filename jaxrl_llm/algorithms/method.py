@@ -62,15 +62,26 @@ def method(
 
     The function has the name of its file, in a folder of `jaxrl_llm.algorithms` or in `jaxrl_llm.texts.methods`; its
     parameters are annotated with ranges and origins (`core.arguments.hyperparameters`), and its docstring has the
-    equations after a line with its title. year: None is that of the paper's number in arXiv. The parts `beside` may
-    also be said by decorators of their own, below this one.
+    equations after a line with its title. year: None is that of the paper's number in arXiv. Needs, and the parts
+    `beside`, may also be said by decorators of their own, `run_needs` and `beside`, below this one.
     """
     facts = Facts(paper, year or _year_of(paper), test, lacks or {}, needs or {}, beside or {})
 
     def decorate(build: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
         made = checked(build)
-        made.__dict__["facts"] = replace(facts, beside={**facts.beside, **getattr(build, "beside", {})})
+        said = {name: {**getattr(facts, name), **getattr(build, name, {})} for name in ("needs", "beside")}
+        made.__dict__["facts"] = replace(facts, **said)
         return made
+
+    return decorate
+
+
+def run_needs(**needs: str) -> Callable[[Decorated], Decorated]:
+    """Decorate a method's function with needs that only some runs provide, `Facts.needs`; below `@method`."""
+
+    def decorate(build: Decorated) -> Decorated:
+        build.__dict__["needs"] = needs
+        return build
 
     return decorate
 

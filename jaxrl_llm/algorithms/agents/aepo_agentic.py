@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, needs_turns, revised
 from jaxrl_llm.advantages.multipliers import entropy_scaled, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_needs
 from jaxrl_llm.core.annotations import AboveOne, Code, NonNegative, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import gradient_preserving_clip, policy_gradient, token_mean, token_ratio
@@ -20,11 +20,8 @@ def scaled_by_entropy(batch: Trajectories, strength: float, over: str, ddof: int
     return entropy_scaled(batch.need("advantages"), z, strength, clamp)
 
 
-@method(
-    paper="arXiv 2510.14545",
-    test="test_entropy_credit.py::test_agentic_aepo_against_a_loop",
-    needs={"turns": "episodes of several turns, which fork after observations"},
-)
+@method(paper="arXiv 2510.14545", test="test_entropy_credit.py::test_agentic_aepo_against_a_loop")
+@run_needs(turns="episodes of several turns, which fork after observations")
 @presets(paper={"over": "group", "ddof": 0, "dual_clip": None}, code={"over": "batch", "ddof": 1, "dual_clip": 3.0})
 def aepo_agentic(
     strength: Code[NonNegative] = 0.2,

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import AtLeastTwo, Count, NonNegative, Ours, Recalled
 from jaxrl_llm.core.parts import chain, stateless
 from jaxrl_llm.objectives import imitation, token_mean
@@ -43,14 +43,11 @@ THOUGHTS = (
 ANSWER = "OK."
 
 
-@method(
-    paper="arXiv 2501.11425",
-    test="test_agent_r.py::test_agent_r_splices_as_a_loop_over_replies",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "turns": "episodes of several turns, which are cut at one of them",
-    },
+@method(paper="arXiv 2501.11425", test="test_agent_r.py::test_agent_r_splices_as_a_loop_over_replies")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    turns="episodes of several turns, which are cut at one of them",
 )
 @beside("chat", "general conversations among the texts", "rows of a data set beside episodes")
 def agent_r(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, needs_turns, revised
 from jaxrl_llm.advantages.multipliers import token_moments
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative, Ours
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
@@ -23,14 +23,11 @@ def mean_over_paths(batch: Trajectories) -> Array:
     return token_moments(batch.need("advantages"), scored_actions(batch), keys)[1]
 
 
-@method(
-    paper="arXiv 2507.19849",
-    test="test_arpo_agentic.py::test_arpo_worked_example",
-    needs={
-        "calls": "calls of tools, for their bonus",
-        "failed_calls": "calls that gave an error",
-        "turns": "episodes of several turns, which fork after observations",
-    },
+@method(paper="arXiv 2507.19849", test="test_arpo_agentic.py::test_arpo_worked_example")
+@run_needs(
+    calls="calls of tools, for their bonus",
+    failed_calls="calls that gave an error",
+    turns="episodes of several turns, which fork after observations",
 )
 def arpo_agentic(
     initial: Code[int] = 8,

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import EPISODES
 from jaxrl_llm.advantages.turns import TURNS, needs_turns, on_tokens, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction, Ours, Recalled
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless_part
@@ -29,16 +29,13 @@ from jaxrl_llm.selection.rows import ranks_within
 SHARE, LONGEST = "sampled_share", "longest_success"  # columns that the curriculum gives
 
 
-@method(
-    paper="arXiv 2509.23866",
-    test="test_of_screens.py::test_dart_gui_is_the_loop_over_steps",
-    needs={
-        "episode": "steps of one episode as rows",
-        "first_turn": "the order of the steps",
-        "fresh_prompts": "a prompt of its own for each step; whole conversations are one row",
-        "state_key": "how many steps there are",
-        "turns": "episodes of several steps",
-    },
+@method(paper="arXiv 2509.23866", test="test_of_screens.py::test_dart_gui_is_the_loop_over_steps")
+@run_needs(
+    episode="steps of one episode as rows",
+    first_turn="the order of the steps",
+    fresh_prompts="a prompt of its own for each step; whole conversations are one row",
+    state_key="how many steps there are",
+    turns="episodes of several steps",
 )
 def dart_gui(
     kept: Recalled[float] = 0.8,

@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.turns import needs_turns, turn_mask
 from jaxrl_llm.algorithms.agents.grpo_roc import of_rows
-from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_needs, run_settings
 from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, OfRun, Ours
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
@@ -66,11 +66,8 @@ def verified(batch: Trajectories, threshold: float, combine: Literal["all", "mea
     return batch.scores * (jnp.where(good == turns, 1.0, 0.0) if combine == "all" else share)
 
 
-@method(
-    paper="arXiv 2509.21842",
-    test="test_turn_shaped.py::test_deeptravel_by_hand",
-    needs={"turn_rewards": "verdicts on turns", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2509.21842", test="test_turn_shaped.py::test_deeptravel_by_hand")
+@run_needs(turn_rewards="verdicts on turns", turns="episodes of several turns")
 @beside("supervised", "supervised training on itineraries before", "another run")
 @run_settings(*judge_among_rewards())
 def deeptravel(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.turns import needs_turns
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part, stateless_part
@@ -37,14 +37,11 @@ Write the reply again with this knowledge, as if you had foreseen it, and do not
 Revealed = Literal["removed", "kept"]
 
 
-@method(
-    paper="arXiv 2510.09577",
-    test="test_dyna_grpo.py::test_dyna_grpo_worked_example_and_loop",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "turns": "episodes of several turns, whose replies are tried out in copies of the environment",
-    },
+@method(paper="arXiv 2510.09577", test="test_dyna_grpo.py::test_dyna_grpo_worked_example_and_loop")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    turns="episodes of several turns, whose replies are tried out in copies of the environment",
 )
 def dyna_grpo(
     depth: Paper[int] = 5,

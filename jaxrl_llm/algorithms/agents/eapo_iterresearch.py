@@ -2,7 +2,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import NonNegative, Ours, Share
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, sequence_ratio
@@ -21,14 +21,11 @@ def discounted_by_round(batch: Trajectories, gamma: Share) -> Array:
     return gamma**later * batch.scores
 
 
-@method(
-    paper="arXiv 2511.07327",
-    test="test_turn_shaped.py::test_eapo_iterresearch_worked_example",
-    needs={
-        "episode": "rounds of one episode as rows",
-        "first_turn": "the order of the rounds",
-        "fresh_prompts": "a prompt of its own for each round; on whole conversations the method is GSPO",
-    },
+@method(paper="arXiv 2511.07327", test="test_turn_shaped.py::test_eapo_iterresearch_worked_example")
+@run_needs(
+    episode="rounds of one episode as rows",
+    first_turn="the order of the rounds",
+    fresh_prompts="a prompt of its own for each round; on whole conversations the method is GSPO",
 )
 def eapo_iterresearch(
     gamma: Ours[float] = 0.995,

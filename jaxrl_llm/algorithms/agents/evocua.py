@@ -8,7 +8,7 @@ from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.agent_r import after, common_steps, starts
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, stateless
 from jaxrl_llm.core.reference import periodic_reset
@@ -27,15 +27,12 @@ REFLECT = """The last action was a mistake, and the situation is not the one tha
 take an action that sets it right."""
 
 
-@method(
-    paper="arXiv 2601.15876",
-    test="test_evocua.py::test_pairs_are_those_of_a_loop_over_replies",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "turns": "episodes of several turns, which are compared step by step",
-    },
-)  # fmt: skip
+@method(paper="arXiv 2601.15876", test="test_evocua.py::test_pairs_are_those_of_a_loop_over_replies")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    turns="episodes of several turns, which are compared step by step",
+)
 @beside("tasks", "the synthesis of tasks with programs that check them", "the run's prompts and environment")
 @beside("vision", "screens as images", "a policy that sees")
 def evocua(

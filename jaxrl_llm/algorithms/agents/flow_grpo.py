@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, needs_turns, of_episode, turn_advantages
 from jaxrl_llm.advantages.episodes import EPISODES, episode_keys
-from jaxrl_llm.algorithms.method import Algorithm, beside, method, presets
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, presets, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, chain, control, stateless_part, weighted
@@ -13,15 +13,12 @@ from jaxrl_llm.objectives.averages import average_part, token_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2510.05592",
-    test="test_turn_rows.py::test_flow_grpo_worked_example_and_loop",
-    needs={
-        "episode": "turns of one episode as rows",
-        "first_turn": "the order of the turns",
-        "fresh_prompts": "a prompt of its own, with the memory, for each turn; whole conversations are one row",
-        "turns": "episodes of several turns",
-    },
+@method(paper="arXiv 2510.05592", test="test_turn_rows.py::test_flow_grpo_worked_example_and_loop")
+@run_needs(
+    episode="turns of one episode as rows",
+    first_turn="the order of the turns",
+    fresh_prompts="a prompt of its own, with the memory, for each turn; whole conversations are one row",
+    turns="episodes of several turns",
 )
 @beside("modules", "the frozen modules beside the planner", "the run's environment")
 @presets(paper={"over": "episodes", "average": "episode"}, code={"over": "turns", "average": "token"})

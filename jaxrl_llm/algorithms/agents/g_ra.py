@@ -4,18 +4,15 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import needs_turns, of_episode, turn_advantages
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import NonNegative, Ours
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2508.10548",
-    test="test_turn_shaped.py::test_g_ra_worked_example",
-    needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2508.10548", test="test_turn_shaped.py::test_g_ra_worked_example")
+@run_needs(turn_rewards="rewards of turns", turns="episodes of several turns")
 def g_ra(
     thresholds: Ours[str] = "0",
     order: Ours[str] = "",

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative, NonNegativeInt, Share
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
@@ -48,14 +48,11 @@ def cleanest_right_rows_out(
     return scored & ~whole & (rank >= jnp.where(right, one, zero))
 
 
-@method(
-    paper="arXiv 2508.20722",
-    test="test_turn_shaped.py::test_grpo_roc_worked_example",
-    needs={
-        "calls": "calls of tools",
-        "failed_calls": "calls that gave an error",
-        "one_answer": "the form of the answer, half of the penalty, with the weight 0: 'one_answer*0'",
-    },
+@method(paper="arXiv 2508.20722", test="test_turn_shaped.py::test_grpo_roc_worked_example")
+@run_needs(
+    calls="calls of tools",
+    failed_calls="calls that gave an error",
+    one_answer="the form of the answer, half of the penalty, with the weight 0: 'one_answer*0'",
 )
 def grpo_roc(
     keep: Code[Share] = 0.5,

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, needs_turns
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
@@ -17,11 +17,8 @@ def credit_of_calls(batch: Trajectories, call_credit: float, most: float, succes
     return jnp.where(batch.scores > success, 1.0, jnp.minimum(-1.0 + call_credit * calls, most))
 
 
-@method(
-    paper="arXiv 2510.11701",
-    test="test_turn_shaped.py::test_grpo_tcr_worked_example_and_loop",
-    needs={"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
-)
+@method(paper="arXiv 2510.11701", test="test_turn_shaped.py::test_grpo_tcr_worked_example_and_loop")
+@run_needs(first_turn="how many turns came before", turns="turns with calls of tools")
 def grpo_tcr(
     call_credit: Code[float] = 0.1,
     failed_at_most: Code[float] = -0.6,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import needs_turns
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.algorithm import turn_in_episode
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
@@ -31,14 +31,11 @@ from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.utils.errors import is_off
 
 
-@method(
-    paper="arXiv 2601.03715",
-    test="test_agent_retries.py::test_r3l_worked_example_and_loop",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "turns": "episodes of several turns, which are tried again from one of them",
-    },
+@method(paper="arXiv 2601.03715", test="test_agent_retries.py::test_r3l_worked_example_and_loop")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    turns="episodes of several turns, which are tried again from one of them",
 )
 @beside("queue", "the queue of earlier experiences", "a store of retries")
 @beside("steps", "the variant that retries step by step", "retries of single steps")

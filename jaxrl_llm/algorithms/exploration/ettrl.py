@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, revised, vote
 from jaxrl_llm.advantages.multipliers import row_mean
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
@@ -23,11 +23,8 @@ def confident(batch: Trajectories, rule: str, limit: float, clamp: bool) -> Arra
     return A * relative_confidence(entropy, batch.group, clamp)[:, None]
 
 
-@method(
-    paper="arXiv 2508.11356",
-    test="test_exploration.py::test_ettrl_against_a_loop",
-    needs={"answer_key": "votes of answers; without it whole completions vote"},
-)
+@method(paper="arXiv 2508.11356", test="test_exploration.py::test_ettrl_against_a_loop")
+@run_needs(answer_key="votes of answers; without it whole completions vote")
 def ettrl(
     rule: Paper[Literal["confidence", "clip"]] = "confidence",
     limit: Paper[Positive] = 2.0,

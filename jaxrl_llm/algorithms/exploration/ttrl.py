@@ -1,18 +1,15 @@
 from typing import Literal
 
 from jaxrl_llm.advantages import group_relative, vote
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import AverageName, Code, NonNegative, Ours, Recalled
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2504.16084",
-    test="test_exploration.py::test_ttrl_against_a_loop",
-    needs={"answer_key": "votes of answers; without it whole completions vote"},
-)
+@method(paper="arXiv 2504.16084", test="test_exploration.py::test_ttrl_against_a_loop")
+@run_needs(answer_key="votes of answers; without it whole completions vote")
 def ttrl(
     keep: Recalled[float | None] = 32,
     ties: Ours[Literal["content", "first"]] = "content",

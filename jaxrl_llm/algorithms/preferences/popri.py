@@ -1,7 +1,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, beside, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, beside, method, run_needs, run_settings
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, counted, step_part
 from jaxrl_llm.core.reference import periodic_reset
@@ -11,11 +11,8 @@ from jaxrl_llm.selection.rows import ranks_within, row_noise
 STEP = 2.0**-24  # of the uniform noise, which is kept within one of 0 and 1, so that its normal quantile is finite
 
 
-@method(
-    paper="arXiv 2504.16438",
-    test="test_client_votes.py::test_popri_by_loop_and_worked_example",
-    needs={"votes": "what each client says of a sample"},
-)  # fmt: skip
+@method(paper="arXiv 2504.16438", test="test_client_votes.py::test_popri_by_loop_and_worked_example")
+@run_needs(votes="what each client says of a sample")
 @beside(
     "privacy",
     "the account of the privacy that all rounds spend, and noise that nobody can draw again",

@@ -3,17 +3,14 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_settings, several_steps
+from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_needs, run_settings, several_steps
 from jaxrl_llm.core.annotations import AverageName, Code, Gate, NonNegative, Paper
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives import Average, likelihood_preserving, mean_by, token_mean
 
 
-@method(
-    paper="arXiv 2512.04220",
-    test="test_regularised.py::test_llds_by_loop",
-    needs={"turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2512.04220", test="test_regularised.py::test_llds_by_loop")
+@run_needs(turns="episodes of several turns")
 @run_settings(several_steps("several gradient steps on a batch: at the first no likelihood has fallen"))
 @presets(
     paper={"penalty_over": "nonnegative", "kl_coefficient": 0.0, "average": "prompt"},

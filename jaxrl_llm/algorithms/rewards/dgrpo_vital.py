@@ -5,18 +5,15 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import AverageName, Fraction, NonNegative, Number, Ours, Paper, Scale, check_number
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.rewards import transforms as rewards
 
 
-@method(
-    paper="arXiv 2508.04416",
-    test="test_shaped_reward.py::test_dgrpo_against_a_loop",
-    needs={"calls": "calls of tools, for their bonus", "failed_calls": "calls that gave an error"},
-)
+@method(paper="arXiv 2508.04416", test="test_shaped_reward.py::test_dgrpo_against_a_loop")
+@run_needs(calls="calls of tools, for their bonus", failed_calls="calls that gave an error")
 @beside("video", "tools that return frames of videos", "a policy that sees")
 @beside("filter", "prompts that are always or never solved, taken out before the run", "a filter of the data")
 def dgrpo_vital(

@@ -3,7 +3,7 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import AboveOne, AtLeastOne, Code, NonNegative, OfRun, Ours, Paper, Range, check_number
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -18,11 +18,8 @@ from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, 
 from jaxrl_llm.utils.errors import is_off
 
 
-@method(
-    paper="arXiv 2510.22543",
-    test="test_shaped_reward.py::test_fapo_against_a_loop",
-    needs={"sound": "a judge's verdict whether a step is wrong"},
-)
+@method(paper="arXiv 2510.22543", test="test_shaped_reward.py::test_fapo_against_a_loop")
+@run_needs(sound="a judge's verdict whether a step is wrong")
 def fapo(
     penalty: Paper[Annotated[float, Range(least=0, most=2)]] = 1.0,
     success: Ours[float] = 0.5,

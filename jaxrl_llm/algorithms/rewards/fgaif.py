@@ -1,16 +1,13 @@
 import dataclasses
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import NonNegative, Positive, Recalled
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 
-@method(
-    paper="arXiv 2404.05046",
-    test="test_process_rewards.py::test_fgaif_is_ppo_on_sub_sentence_rewards",
-    needs={"spans": "the rewards of sub-sentences; without them it is PPO"},
-)
+@method(paper="arXiv 2404.05046", test="test_process_rewards.py::test_fgaif_is_ppo_on_sub_sentence_rewards")
+@run_needs(spans="the rewards of sub-sentences; without them it is PPO")
 @beside(
     "images",
     "prompts with images, and a vision-language model that labels sub-sentences",

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, Number, Ours
 from jaxrl_llm.core.buckets import bucket_best, bucket_sums
@@ -13,11 +13,8 @@ from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2511.15605",
-    test="test_reward_composed.py::test_srpo_is_the_loop",
-    needs={"distance": "distances of failures to successes; without them failures get 0"},
-)
+@method(paper="arXiv 2511.15605", test="test_reward_composed.py::test_srpo_is_the_loop")
+@run_needs(distance="distances of failures to successes; without them failures get 0")
 def srpo_self_referential(
     success: Ours[float] = 0.5,
     most: Code[float] = 0.6,

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import AverageName, Recalled
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, stateless_part
@@ -10,11 +10,8 @@ from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
 
 
-@method(
-    paper="arXiv 2307.13372",
-    test="test_reward_composed.py::test_subpo_is_the_loop",
-    needs={"spans": "gains of single parts; without them the score is the only gain"},
-)
+@method(paper="arXiv 2307.13372", test="test_reward_composed.py::test_subpo_is_the_loop")
+@run_needs(spans="gains of single parts; without them the score is the only gain")
 def subpo(average: Recalled[AverageName] = "sum") -> Algorithm:
     """Submodular Policy Optimization (SubPO; Submodular Reinforcement Learning).
 

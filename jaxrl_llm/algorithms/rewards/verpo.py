@@ -1,14 +1,11 @@
 from jaxrl_llm.advantages import check_credit
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2601.03525",
-    test="test_multi_reward.py::test_verpo_against_a_loop",
-    needs={"tests": "results of single tests of code; without it components of the reward are the tests"},
-)
+@method(paper="arXiv 2601.03525", test="test_multi_reward.py::test_verpo_against_a_loop")
+@run_needs(tests="results of single tests of code; without it components of the reward are the tests")
 def verpo(
     difficulty: Ours[float] = 2.0,
     width: Ours[float] = 0.1,

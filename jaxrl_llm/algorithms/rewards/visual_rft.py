@@ -1,17 +1,14 @@
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.algorithms.rewards.gui_r1 import by_rewards
 from jaxrl_llm.core.annotations import Code, NonNegative, Ours
 
 
-@method(
-    paper="arXiv 2503.01785",
-    test="test_of_screens.py::test_visual_rft_is_the_loop_over_answers",
-    needs={
-        "box_confidence": "confidences that suit the matches",
-        "box_format": "whether the answer is well-formed",
-        "box_overlap": "overlap with the expected boxes",
-    },
+@method(paper="arXiv 2503.01785", test="test_of_screens.py::test_visual_rft_is_the_loop_over_answers")
+@run_needs(
+    box_confidence="confidences that suit the matches",
+    box_format="whether the answer is well-formed",
+    box_overlap="overlap with the expected boxes",
 )
 @beside("vision", "screens or images as they are; a prompt describes them", "a policy that sees")
 def visual_rft(

@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm.advantages import generalised_advantages, on_actions
 from jaxrl_llm.advantages.sets import Diversity, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours, Paper
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
@@ -40,11 +40,8 @@ def vine_credit(batch: Trajectories, set_size: int, diversity: Diversity) -> Tra
     return batch.replace(advantages=advantages, weights=jnp.where(marks < 0, 0.0, batch.loss_weights))
 
 
-@method(
-    paper="arXiv 2509.25424",
-    test="test_sets.py::test_polychromic_vines_are_the_loop_over_sets_of_a_state",
-    needs={"answer_key": "diversity of answers; without it whole completions are compared"},
-)
+@method(paper="arXiv 2509.25424", test="test_sets.py::test_polychromic_vines_are_the_loop_over_sets_of_a_state")
+@run_needs(answer_key="diversity of answers; without it whole completions are compared")
 def polychromic(
     set_size: Paper[Count] = 4,
     diversity: Paper[Diversity] = "share",

@@ -29,7 +29,7 @@ from jaxrl_llm.advantages.turns import (
     turn_mask,
     turn_numbers,
 )
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part, stateless_part
 from jaxrl_llm.core.reference import exponential_average
@@ -63,11 +63,8 @@ def following(values: Array, mask: Array) -> Array:
     return jnp.moveaxis(jax.lax.scan(back, jnp.zeros_like(values[:, 0]), turns, reverse=True)[1], 0, 1)
 
 
-@method(
-    paper="arXiv 2402.19446",
-    test="test_turn_models.py::test_archer_worked_example",
-    needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2402.19446", test="test_turn_models.py::test_archer_worked_example")
+@run_needs(turn_rewards="rewards of turns", turns="episodes of several turns")
 @beside("token_baseline", "a baseline by token, an option of the code", "a head of the critic for tokens")
 @beside("last_token", "Q of a reply sees all but its last token", "values after the last token")
 def archer(

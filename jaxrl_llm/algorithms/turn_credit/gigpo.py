@@ -1,17 +1,14 @@
 from typing import Literal
 
 from jaxrl_llm.advantages.turns import compared, of_episode, same_state, turn_advantages, turn_returns, where_given
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper, Recalled
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.program import similar_states
 
 
-@method(
-    paper="arXiv 2505.10978",
-    test="test_turn_credit.py::test_gigpo_worked_example",
-    needs={"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2505.10978", test="test_turn_credit.py::test_gigpo_worked_example")
+@run_needs(state_key="turns that begin in the same state", turns="episodes of several turns")
 def gigpo(
     step_weight: Paper[float] = 1.0,
     gamma: Recalled[float] = 0.95,

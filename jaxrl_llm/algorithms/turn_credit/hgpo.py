@@ -4,17 +4,14 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import of_episode, same_state, turn_advantages, turn_returns, where_given
 from jaxrl_llm.advantages.turns import OfTurns, above_buckets, turn_mask
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2602.22817",
-    test="test_turn_credit.py::test_hgpo_worked_example",
-    needs={"state_key": "turns that begin in the same states", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2602.22817", test="test_turn_credit.py::test_hgpo_worked_example")
+@run_needs(state_key="turns that begin in the same states", turns="episodes of several turns")
 def hgpo(
     depth: Code[int] = 2,
     alpha: Code[NonNegative] = 1.0,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.returns import explained_variance, needed_values
 from jaxrl_llm.advantages.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.needs.placeholders import all_action
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
@@ -16,14 +16,11 @@ from jaxrl_llm.objectives.values import head_value_loss
 KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], see `rollouts.agents.plans`
 
 
-@method(
-    paper="arXiv 2602.16165",
-    test="test_turn_planned.py::test_hiper_worked_example_and_loop",
-    needs={
-        "plan": "subgoals of the policy's own, between tags",
-        "turn_rewards": "rewards of turns",
-        "turns": "episodes of several turns",
-    },
+@method(paper="arXiv 2602.16165", test="test_turn_planned.py::test_hiper_worked_example_and_loop")
+@run_needs(
+    plan="subgoals of the policy's own, between tags",
+    turn_rewards="rewards of turns",
+    turns="episodes of several turns",
 )
 def hiper(
     gamma: Code[float] = 1.0,

@@ -4,7 +4,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import above_buckets, returns_of_turns, turn_advantages, turn_mask
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
 from jaxrl_llm.objectives import sequence_mean
@@ -14,11 +14,8 @@ from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around
 
 
-@method(
-    paper="arXiv 2510.14967",
-    test="test_turn_information.py::test_igpo_worked_example",
-    needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2510.14967", test="test_turn_information.py::test_igpo_worked_example")
+@run_needs(state_key="how many turns there are", turns="episodes of several turns")
 def igpo_information_gain(
     column: Ours[str] = "answer",
     opening: Ours[str] = "<answer>",

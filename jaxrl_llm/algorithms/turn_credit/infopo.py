@@ -7,7 +7,7 @@ from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.multipliers import revised, standard_scores, token_moments
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.turns import needs_turns, on_tokens, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
@@ -18,11 +18,8 @@ from jaxrl_llm.rollouts.runtime.answer_likelihood import around, blanked
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(
-    paper="arXiv 2603.00656",
-    test="test_turn_information.py::test_infopo_worked_example",
-    needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2603.00656", test="test_turn_information.py::test_infopo_worked_example")
+@run_needs(state_key="how many turns there are", turns="episodes of several turns")
 @beside("decay", "the decay of beta with the epochs, off by default", "a schedule of beta")
 def infopo(
     beta: Code[NonNegative] = 0.1,

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import episode_backwards, episode_returns, needs_turns, on_tokens, rewards_of_turns
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import Fraction, NonNegative, NonNegativeInt, Ours, Paper, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part, step_part
 from jaxrl_llm.curriculum.compose import in_epochs
@@ -66,16 +66,13 @@ def truncated_in_failures(ratio: Array, batch: Trajectories) -> Array:
     return jnp.where(won | (imitated(batch) > 0), 1.0, jnp.minimum(ratio, 1.0))
 
 
-@method(
-    paper="arXiv 2512.24873",
-    test="test_turn_chunks.py::test_ipa_worked_example_and_loop",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "imitated": "restarts in the middle of a success",
-        "imitated_score": "the score of that success",
-        "turns": "episodes of several turns",
-    },
+@method(paper="arXiv 2512.24873", test="test_turn_chunks.py::test_ipa_worked_example_and_loop")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    imitated="restarts in the middle of a success",
+    imitated_score="the score of that success",
+    turns="episodes of several turns",
 )
 @beside("resampling", "episodes that the environment broke, sampled again from the same state", "retries of turns")
 def ipa(

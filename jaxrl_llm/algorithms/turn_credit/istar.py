@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import compared, of_episode, turn_advantages
 from jaxrl_llm.advantages.turns import OfTurns, episode_returns, group_keys, turn_count, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_needs
 from jaxrl_llm.core.annotations import NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, batch_part, part
@@ -21,11 +21,8 @@ from jaxrl_llm.objectives.values import COPY, needed_output
 FORMS: dict[str, dict[str, Any]] = {"rloo": {"baseline": "leave_one_out"}, "grpo": {"scale": "std"}, "centred": {}}
 
 
-@method(
-    paper="arXiv 2509.19199",
-    test="test_turn_models.py::test_istar_worked_example",
-    needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2509.19199", test="test_turn_models.py::test_istar_worked_example")
+@run_needs(state_key="how many turns there are", turns="episodes of several turns")
 @presets(
     paper={"over": "sum", "steps": "all", "success": None}, code={"over": "mean", "steps": "first", "success": 0.0}
 )

@@ -4,16 +4,13 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import needs_turns, rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 
-@method(
-    paper="arXiv 2510.01132",
-    test="test_turn_values.py::test_multi_turn_recipe_worked_example",
-    needs={"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2510.01132", test="test_turn_values.py::test_multi_turn_recipe_worked_example")
+@run_needs(turn_rewards="rewards at the ends of turns", turns="episodes of several turns")
 def multi_turn_recipe(
     rewards: Ours[Literal["dense", "sparse"]] = "dense",
     success: Ours[float] = 0.0,

@@ -5,18 +5,15 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import explained_variance, needed_values, whiten_advantages
 from jaxrl_llm.advantages.turns import TURNS, ends_of_turns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import entropy, head_value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2504.05150",
-    test="test_pdppo.py::test_targets_and_advantages_are_the_loop",
-    needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2504.05150", test="test_pdppo.py::test_targets_and_advantages_are_the_loop")
+@run_needs(turn_rewards="rewards of turns", turns="episodes of several turns")
 @beside(
     "post_decision",
     "the state after the last token of a reply, before the observation; W is read one token before",

@@ -2,18 +2,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import generalised_advantages, needs_turns, whiten_advantages
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import entropy, huber, value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2405.15821",
-    test="test_turn_values.py::test_poad_worked_example_and_loop",
-    needs={"turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2405.15821", test="test_turn_values.py::test_poad_worked_example_and_loop")
+@run_needs(turns="episodes of several turns")
 @beside("stop", "the stop of minibatches once the divergence exceeds 0.02", "gradient steps that can end early")
 def poad(
     gamma: Code[float] = 0.95,

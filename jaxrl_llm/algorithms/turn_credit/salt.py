@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import of_episode, same_state, turn_advantages, where_given
 from jaxrl_llm.advantages.turns import OfTurns, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
@@ -13,11 +13,8 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.selection.rows import mix
 
 
-@method(
-    paper="arXiv 2510.20022",
-    test="test_turn_credit.py::test_salt_worked_example",
-    needs={"state_key": "turns with the same transition", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2510.20022", test="test_turn_credit.py::test_salt_worked_example")
+@run_needs(state_key="turns with the same transition", turns="episodes of several turns")
 def salt(
     history: Ours[int] = 0,
     scale: Ours[Literal["none", "std"]] = "std",

@@ -1,5 +1,5 @@
 from jaxrl_llm.advantages import clip_advantages, group_relative, whiten_advantages
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.algorithm import TurnPhases
 from jaxrl_llm.core.annotations import Code, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
@@ -7,11 +7,8 @@ from jaxrl_llm.objectives import clip, policy_gradient, scale_by_info, sequence_
 from jaxrl_llm.objectives.policy_gradient import regularised
 
 
-@method(
-    paper="arXiv 2602.06554",
-    test="test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
-    needs={"turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2602.06554", test="test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns")
+@run_needs(turns="episodes of several turns")
 @beside("orders", "turns forward and in random order, ablations", "other phases")
 def seeupo(
     clip_low: Code[NonNegative] = 0.2,

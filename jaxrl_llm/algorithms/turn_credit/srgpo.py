@@ -4,18 +4,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import compared, of_episode, turn_advantages, turn_mask, turn_rewards, where_given
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.selection.rows import row_noise
 
 
-@method(
-    paper="arXiv 2512.02631",
-    test="test_turn_credit.py::test_srgpo_worked_example",
-    needs={"turn_rewards": "the progress of each turn", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2512.02631", test="test_turn_credit.py::test_srgpo_worked_example")
+@run_needs(turn_rewards="the progress of each turn", turns="episodes of several turns")
 def srgpo(
     size: Code[int] = 16,
     step_weight: Code[float] = 0.5,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import compared, drop_rows, turn_advantages, turn_returns
 from jaxrl_llm.advantages.turns import group_keys, on_tokens, rewards_of_turns, turn_count
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, counted_part, part
@@ -27,11 +27,8 @@ def has_unlikely_token(least: float) -> Callable[[Trajectories], Array]:
     return lambda batch: jnp.min(mismatch(batch), axis=1) < jnp.log(least)
 
 
-@method(
-    paper="arXiv 2602.05885",
-    test="test_turn_credit.py::test_trloo_worked_example",
-    needs={"turn_rewards": "rewards of each turn", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2602.05885", test="test_turn_credit.py::test_trloo_worked_example")
+@run_needs(turn_rewards="rewards of each turn", turns="episodes of several turns")
 def trloo(
     gamma: Paper[float] = 1.0,
     tolerance: Ours[float | None] = None,
