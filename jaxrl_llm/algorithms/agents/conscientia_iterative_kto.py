@@ -2,7 +2,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import AtLeastTwo, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.log_ratios import log_ratio_sums
 from jaxrl_llm.core.parts import Array, Trajectories, chain, counted_part, stateless_part
@@ -12,11 +12,8 @@ from jaxrl_llm.objectives.preference.verdicts import KL, verdicts
 from jaxrl_llm.rollouts.agents.self_play import MEMBER, SEAT, against_league
 
 
-@method(
-    paper="arXiv 2604.09746",
-    test="test_conscientia.py::test_sides_learn_by_turns_against_earlier_ones",
-    needs={MEMBER: "games against a league: --environment GAME --players 2"},
-)  # fmt: skip
+@method(paper="arXiv 2604.09746", test="test_conscientia.py::test_sides_learn_by_turns_against_earlier_ones")
+@run_needs(league_member="games against a league: --environment GAME --players 2")
 @beside("city", "the simulated city and its two populations", "the run's own environment")
 def conscientia_iterative_kto(
     round_updates: Ours[Count] = 20,

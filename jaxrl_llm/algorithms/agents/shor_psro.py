@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import AtLeastTwo, Code, Count, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.core.population import League
@@ -13,11 +13,8 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.self_play import MEMBER, against_league
 
 
-@method(
-    paper="arXiv 2602.16928",
-    test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop",
-    needs={MEMBER: "games against a league: --environment GAME --players 2"},
-)  # fmt: skip
+@method(paper="arXiv 2602.16928", test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop")
+@run_needs(league_member="games against a league: --environment GAME --players 2")
 @beside("search", "the search for solvers by a language model", "evolution of programs")
 def shor_psro(
     size: Ours[AtLeastTwo] = 8,

@@ -3,7 +3,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import AtLeastOne, AverageName, Code, NonNegative, Number, OfRun, Paper, check_number
 from jaxrl_llm.core.parts import Array, Objective, State, Trajectories, Transform, chain, part, totals_of, weighted
 from jaxrl_llm.objectives import entropy, entropy_corridor
@@ -11,9 +11,8 @@ from jaxrl_llm.objectives.averages import average_part
 from jaxrl_llm.objectives.ratios import over_span
 
 
-@method(
-    paper="arXiv 2509.22576", test="test_regularised.py::test_epo_by_loop", needs={"turns": "episodes of several turns"}
-)
+@method(paper="arXiv 2509.22576", test="test_regularised.py::test_epo_by_loop")
+@run_needs(turns="episodes of several turns")
 def epo(
     entropy_coefficient: Paper[NonNegative] = 0.001,
     smoothing: Paper[float] = 0.1,
