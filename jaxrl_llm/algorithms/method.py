@@ -217,18 +217,14 @@ def given_responses(group_size: int | None) -> tuple[RunSetting, ...]:
 
     group_size: how many a row has; None: up to the run's.
     """
-    taken: dict[str, tuple[Any, str]] = {
-        "rewards": (("given",), "the verdicts of the data set"),
-        "group_size": (group_size, "the responses of a row as a group"),
-        "same_task": ("row", "all responses to a prompt"),
-    }
-    if group_size is None:
-        taken.pop("group_size")
-    longest = 1024
-    room = RunSetting(
-        "max_new_tokens", lambda given: longest, lambda config, given: config.max_new_tokens != 128, "whole responses"
+    return (
+        RunSetting(
+            "max_new_tokens", lambda given: 1024, lambda config, given: config.max_new_tokens != 128, "whole responses"
+        ),
+        exactly("rewards", ("given",), "the verdicts of the data set"),
+        *([] if group_size is None else [exactly("group_size", group_size, "the responses of a row as a group")]),
+        exactly("same_task", "row", "all responses to a prompt"),
     )
-    return room, *(exactly(name, x, why) for name, (x, why) in taken.items())
 
 
 def judge_among_rewards() -> tuple[RunSetting, ...]:
