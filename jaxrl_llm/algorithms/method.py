@@ -69,8 +69,8 @@ def method(
 
     def decorate(build: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
         made = checked(build)
-        said = {name: {**getattr(facts, name), **getattr(build, name, {})} for name in ("needs", "beside")}
-        made.__dict__["facts"] = replace(facts, **said)
+        needs, others = ({**getattr(facts, name), **getattr(build, name, {})} for name in ("needs", "beside"))
+        made.__dict__["facts"] = replace(facts, needs=needs, beside=others)
         return made
 
     return decorate
