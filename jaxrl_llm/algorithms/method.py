@@ -127,10 +127,8 @@ def presets(**sets: Mapping[str, Any]) -> Callable[[Build], Build]:
 
     def decorate(build: Build) -> Build:
         signature = inspect.signature(build)
-        for values in sets.values():
-            for name in values:
-                if name not in signature.parameters:
-                    raise unknown(f"hyper-parameter of {build.__name__}", name, signature.parameters)
+        for name in (name for values in sets.values() for name in values if name not in signature.parameters):
+            raise unknown(f"hyper-parameter of {build.__name__}", name, signature.parameters)
 
         @functools.wraps(build)
         def method(*args: Any, preset: str | None = None, **given: Any) -> Algorithm:

@@ -166,8 +166,7 @@ def find_longest(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
 
 def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
     """A `Refresh`: write info["prompt_share"] f32[N], the 1 / (P T_g) of `prompt_mean` for each row."""
-    (tokens,) = bucket_sums(batch.group, jnp.sum(batch.loss_weights, axis=1))
-    (rows,) = bucket_sums(batch.group, jnp.ones(tokens.shape, jnp.float32))
+    tokens, rows = bucket_sums(batch.group, jnp.sum(batch.loss_weights, axis=1), jnp.ones(batch.group.shape))
     some = tokens > 0
     groups = jnp.maximum(jnp.sum(jnp.where(some, 1 / rows, 0.0)), 1e-9)
     return batch.with_info(prompt_share=jnp.where(some, 1 / (groups * jnp.where(some, tokens, 1.0)), 0.0))

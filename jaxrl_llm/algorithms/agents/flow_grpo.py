@@ -67,8 +67,7 @@ def episode_shares(batch: Trajectories) -> Trajectories:
     tokens = jax.ops.segment_sum(acted.reshape(-1).astype(jnp.float32), key, num_segments=N * L + 1)[key]
     own = jnp.where(acted, 1 / jnp.maximum(tokens.reshape(N, L), 1), 0.0)
     keys, some = episode_keys(batch), jnp.any(acted, axis=1)
-    (turns,) = bucket_sums(keys, jnp.sum(own, axis=1))
-    (rows,) = bucket_sums(keys, some.astype(jnp.float32))
+    turns, rows = bucket_sums(keys, jnp.sum(own, axis=1), some.astype(jnp.float32))
     count = jnp.sum(jnp.where(some, 1 / jnp.maximum(rows, 1), 0.0))
     return batch.with_info(token_share=own / jnp.maximum(turns, 1)[:, None]).with_controls(episodes=count)
 

@@ -43,8 +43,7 @@ def cleanest_right_rows_out(
         penalty = penalty + 1.0 - jnp.nan_to_num(form)
     elif component not in (None, FORM):
         raise InputError(f"grpo_roc: the reward has no component {component!r}, which says if the form is right")
-    noise = row_noise(batch, 0)
-    rank = ranks_within(2 * batch.group + right, jnp.where(right, -penalty, 0.0), noise, scored)
+    rank = ranks_within(2 * batch.group + right, jnp.where(right, -penalty, 0.0), row_noise(batch, 0), scored)
     return scored & ~whole & (rank >= jnp.where(right, one, zero))
 
 

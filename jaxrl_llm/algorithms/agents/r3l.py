@@ -109,8 +109,7 @@ def amplified_advantages(
     count, b, _ = bucket_moments(group, known)
     if temperature is not None:
         top = bucket_best(group, known)
-        inner = jnp.where(jnp.isnan(known), 0.0, jnp.exp((known - top) / temperature))
-        (total,) = bucket_sums(group, inner)
+        (total,) = bucket_sums(group, jnp.where(jnp.isnan(known), 0.0, jnp.exp((known - top) / temperature)))
         b = top + temperature * jnp.log(jnp.maximum(total, 1e-30) / jnp.maximum(count, 1))
     above = scores - jnp.where(count > 1, b, 0.0)
     A = jnp.where(scores >= full_reward, 1.0, jnp.where(above >= 0, alpha * above, above))

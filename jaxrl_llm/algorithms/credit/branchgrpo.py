@@ -106,8 +106,7 @@ def last_segments_kept(batch: Trajectories, keep: Literal["best", "extremes"]) -
     tree, r = scored_tree(batch), batch.scores
     fork = tree.root if keep == "extremes" else jnp.max(jnp.where(tree.last, tree.parent, -1), axis=1)
     fork = jnp.where(fork < 0, tree.root, fork)
-    best = jax.ops.segment_max(jnp.where(jnp.isnan(r), -jnp.inf, r), fork, num_segments=tree.bound)[fork]
-    kept = r >= best
+    kept = r >= jax.ops.segment_max(jnp.where(jnp.isnan(r), -jnp.inf, r), fork, num_segments=tree.bound)[fork]
     if keep == "extremes":
         kept |= r <= jax.ops.segment_min(jnp.where(jnp.isnan(r), jnp.inf, r), fork, num_segments=tree.bound)[fork]
     return batch.replace(weights=batch.loss_weights * (kept[:, None] | ~tree.last))

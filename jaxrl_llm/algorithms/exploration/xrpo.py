@@ -26,8 +26,7 @@ def with_novelty_bonus(batch: Trajectories, novelty_coefficient: float, kappa: f
     """A function `batch -> f32[N, L]`: the advantages with the bonus of `xrpo` where they are above 0."""
     A = batch.need("advantages")
     s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("old_logp"), batch.action_mask))
-    bonus = novelty_coefficient * novelty(s, batch.group)[:, None]
-    return jnp.where(A > 0, capped_bonus(A, bonus, kappa), A)
+    return jnp.where(A > 0, capped_bonus(A, novelty_coefficient * novelty(s, batch.group)[:, None], kappa), A)
 
 
 @method(paper="arXiv 2510.06672", test="test_exploration.py::test_xrpo_against_a_loop")

@@ -59,8 +59,7 @@ def pair_shares(
         u, c = l[:, None] - l, difference * fixed[:, None] * fixed
         held = jnp.minimum(c * u, c * jnp.clip(u, -clip_range, clip_range)) if clip == "joint" else c * u
         gain = 0.25 * held
-    number = jnp.maximum(0.5 * jnp.sum(pairs), 1.0)
-    return -jnp.sum(jnp.where(pairs, gain, 0.0), axis=1) / number
+    return -jnp.sum(jnp.where(pairs, gain, 0.0), axis=1) / jnp.maximum(0.5 * jnp.sum(pairs), 1.0)
 
 
 @part

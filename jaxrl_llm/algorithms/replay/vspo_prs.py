@@ -98,8 +98,7 @@ def group_value(mean: np.ndarray, deviation: np.ndarray, highest: float = 1.0) -
     >>> group_value(np.array([0.2, 0.8]), np.array([0.4, 0.4])).round(2)
     array([0.32, 0.08])
     """
-    value = np.maximum(highest - mean, 0.0) * deviation
-    return np.where(deviation > TOLERANCE, np.nan_to_num(value), 0.0)
+    return np.where(deviation > TOLERANCE, np.nan_to_num(np.maximum(highest - mean, 0.0) * deviation), 0.0)
 
 
 @part
