@@ -30,10 +30,10 @@ from jaxrl_llm.core.arguments.ranges import (
 
 __all__ = [
     "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AtLeastTwo", "AverageName", "Baseline",
-    "BelowHalf", "BelowOne", "Code", "Count", "Estimator", "Fraction", "FractionNumber", "Gate", "NonNegative",
-    "NonNegativeInt", "NonNegativeNumber", "Number", "OfRun", "OpenFraction", "Ours", "Paper", "Positive",
-    "PositiveNumber", "Range", "Recalled", "Rewrite", "Routing", "Rule", "Scale", "Share", "Source", "Span",
-    "ZeroOrOne", "check_bounds", "check_moments", "check_number",
+    "BelowHalf", "BelowOne", "Code", "Count", "Counted", "Divisor", "Estimator", "Fraction", "FractionNumber", "Gate",
+    "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number", "OfRun", "OpenFraction", "Ours", "Paper",
+    "Positive", "PositiveNumber", "Range", "Recalled", "Rewrite", "Routing", "Rule", "Scale", "Share", "Source",
+    "Span", "ZeroOrOne", "check_bounds", "check_moments", "check_number",
 ]  # fmt: skip
 
 PAPER, CODE, RECALLED, OURS, RUN = Origin  # `Paper[NonNegative]` is `Annotated[NonNegative, PAPER]`
@@ -47,6 +47,8 @@ Estimator = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]  # of 
 Span = Literal["token", "turn", "segment", "sequence"]  # over which a ratio is taken
 Gate = Literal["turn", "sequence", "token"]
 Scale = Literal["std", "none", "batch", "sum", "mean"]  # by which group-relative advantages are divided
+Divisor = Literal["none", "std"]  # where there is no other choice
+Counted = Literal["rows", "turns"]  # what counts once in moments of episodes
 Baseline = Literal["mean", "leave_one_out", "weighted", "median", "quantile", "best", "none"]
 AverageName = Literal["sequence", "token", "prompt", "sum", "constant", "slice"]
 Routing = Literal["rollout", "recompute", "none"]  # whose choice of experts an update replays

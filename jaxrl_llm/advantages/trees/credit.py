@@ -7,13 +7,13 @@ out of all values, and their advantages are 0.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.core.annotations import NonNegative
+from jaxrl_llm.core.annotations import Divisor, NonNegative
 from jaxrl_llm.core.needs.placeholders import no_state_values, own_nodes
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, part, stateless, stateless_part
 
@@ -179,7 +179,7 @@ def gains(before: Array, after: Array) -> Array:
 
 
 @batch_part
-def edges(batch: Trajectories, scale: Literal["none", "std"] = "none", epsilon: NonNegative = 1e-8) -> Array:
+def edges(batch: Trajectories, scale: Divisor = "none", epsilon: NonNegative = 1e-8) -> Array:
     """A function of the batch: V(node) - V(node before it) on the actions of each segment, f32[N, L]; V of children.
 
     scale "std": divided by the standard deviation (ddof 0) of the values of all children of the node before, plus

@@ -1,11 +1,9 @@
-from typing import Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import needs_turns, of_episode, turn_advantages
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import NonNegative, Ours
+from jaxrl_llm.core.annotations import Divisor, NonNegative, Ours
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.utils.errors import InputError
@@ -16,7 +14,7 @@ from jaxrl_llm.utils.errors import InputError
 def g_ra(
     thresholds: Ours[str] = "0",
     order: Ours[str] = "",
-    scale: Ours[Literal["none", "std"]] = "std",
+    scale: Ours[Divisor] = "std",
     epsilon: Ours[NonNegative] = 1e-6,
     clip_low: Ours[NonNegative] = 0.2,
     clip_high: Ours[NonNegative] = 0.2,

@@ -1,12 +1,10 @@
-from typing import Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import compared, drop_rows, of_episode, turn_advantages
 from jaxrl_llm.advantages.episodes import EPISODES, turns_before
 from jaxrl_llm.advantages.turns import OfTurns, episode_backwards, rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours
+from jaxrl_llm.core.annotations import Code, Counted, Fraction, NonNegative, Ours
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -20,7 +18,7 @@ def ui_s1(
     patches: Code[int] = 2,
     step_weight: Code[float] = 1.0,
     episode_weight: Code[float] = 1.0,
-    over: Code[Literal["rows", "turns"]] = "turns",
+    over: Code[Counted] = "turns",
     least_deviation: Code[float] = 0.3,
     matched: Ours[float] = 0.8,
     column: Ours[str] = "steps",

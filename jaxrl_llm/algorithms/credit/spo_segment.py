@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.trees.credit import EQUAL, edges, gains, shared_once, state_values, tree_credit
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, Ours, Paper, Range
+from jaxrl_llm.core.annotations import Code, Count, Divisor, Fraction, NonNegative, Ours, Paper, Range
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.trees import tree, valued
@@ -29,7 +29,7 @@ def spo_segment(
     segment: Paper[Count] = 30,
     levels: Paper[Annotated[int, Range(least=1, most=64)]] = 3,
     branches: Paper[int] = 6,
-    scale: Paper[Literal["none", "std"]] = "none",
+    scale: Paper[Divisor] = "none",
     clip_low: Ours[NonNegative] = 0.2,
     clip_high: Ours[NonNegative] = 0.2,
     kl_coefficient: Code[NonNegative] = 1e-4,

@@ -5,7 +5,7 @@ from typing import Literal
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import Code, NonNegative, check_number
+from jaxrl_llm.core.annotations import Code, Divisor, NonNegative, check_number
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.episode import known_scores
@@ -16,7 +16,7 @@ from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_p
 def dars(
     rule: Code[Literal["equal", "hard"]] = "equal",
     most_samples: Code[int | None] = None,
-    scale: Code[Literal["none", "std"]] = "none",
+    scale: Code[Divisor] = "none",
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.2,
 ) -> Algorithm:

@@ -1,8 +1,6 @@
-from typing import Literal
-
 from jaxrl_llm.advantages.turns import compared, of_episode, same_state, turn_advantages, turn_returns, where_given
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper, Recalled
+from jaxrl_llm.core.annotations import Code, Counted, Divisor, NonNegative, Ours, Paper, Recalled
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.program import similar_states
 
@@ -12,8 +10,8 @@ from jaxrl_llm.rollouts.agents.program import similar_states
 def gigpo(
     step_weight: Paper[float] = 1.0,
     gamma: Recalled[float] = 0.95,
-    scale: Code[Literal["none", "std"]] = "none",
-    over: Ours[Literal["rows", "turns"]] = "rows",
+    scale: Code[Divisor] = "none",
+    over: Ours[Counted] = "rows",
     similarity: Code[float | None] = None,
     epsilon: Code[NonNegative] = 1e-6,
     clip_low: Code[NonNegative] = 0.2,

@@ -1,11 +1,9 @@
-from typing import Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import of_episode, same_state, turn_advantages, turn_returns, where_given
 from jaxrl_llm.advantages.turns import OfTurns, above_buckets, turn_mask
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import Code, NonNegative, NonNegativeInt, Ours
+from jaxrl_llm.core.annotations import Code, Divisor, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
@@ -17,7 +15,7 @@ def hgpo(
     alpha: Code[NonNegative] = 1.0,
     with_episode: Code[bool] = False,
     gamma: Ours[float] = 0.95,
-    scale: Code[Literal["none", "std"]] = "none",
+    scale: Code[Divisor] = "none",
     epsilon: Code[NonNegative] = 1e-6,
     clip_low: Ours[NonNegative] = 0.2,
     clip_high: Ours[NonNegative] = 0.2,
@@ -49,7 +47,7 @@ def nested_states(
     values: OfTurns,
     depth: NonNegativeInt = 2,
     alpha: float = 1.0,
-    scale: Literal["none", "std"] = "none",
+    scale: Divisor = "none",
     epsilon: float = 1e-6,
     outermost: OfTurns | None = None,
 ) -> Array:

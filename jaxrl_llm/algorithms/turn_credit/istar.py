@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import compared, of_episode, turn_advantages
 from jaxrl_llm.advantages.turns import OfTurns, episode_returns, group_keys, turn_count, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_needs
-from jaxrl_llm.core.annotations import NonNegative, Ours, Paper
+from jaxrl_llm.core.annotations import Divisor, NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, batch_part, part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -93,7 +93,7 @@ def implicit_rewards(batch: Trajectories, beta: NonNegative = 0.05) -> Array:
 def above_first_turns(
     batch: Trajectories,
     values: OfTurns,
-    scale: Literal["none", "std"] = "none",
+    scale: Divisor = "none",
     baseline: Literal["mean", "leave_one_out"] = "mean",
     epsilon: float = 1e-6,
 ) -> Array:

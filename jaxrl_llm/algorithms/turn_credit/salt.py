@@ -1,12 +1,10 @@
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import of_episode, same_state, turn_advantages, where_given
 from jaxrl_llm.advantages.turns import OfTurns, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import NonNegative, NonNegativeInt, Ours
+from jaxrl_llm.core.annotations import Divisor, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -17,7 +15,7 @@ from jaxrl_llm.selection.rows import mix
 @run_needs(state_key="turns with the same transition", turns="episodes of several turns")
 def salt(
     history: Ours[int] = 0,
-    scale: Ours[Literal["none", "std"]] = "std",
+    scale: Ours[Divisor] = "std",
     epsilon: Ours[NonNegative] = 1e-6,
     clip_low: Ours[NonNegative] = 0.2,
     clip_high: Ours[NonNegative] = 0.2,
