@@ -29,11 +29,11 @@ from jaxrl_llm.core.arguments.ranges import (
 )
 
 __all__ = [
-    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AtLeastTwo", "AverageName", "Baseline",
-    "BelowHalf", "BelowOne", "Code", "Count", "Counted", "Divisor", "Estimator", "Fraction", "FractionNumber", "Gate",
-    "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number", "OfRun", "OpenFraction", "Ours", "Paper",
-    "Positive", "PositiveNumber", "Range", "Recalled", "Rewrite", "Routing", "Rule", "Scale", "Share", "Source",
-    "Span", "ZeroOrOne", "check_bounds", "check_moments", "check_number",
+    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AtLeastTwo", "AverageName", "AverageOver",
+    "Baseline", "BelowHalf", "BelowOne", "Code", "Count", "Counted", "Divisor", "Estimator", "Fraction",
+    "FractionNumber", "Gate", "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number", "OfRun", "OpenFraction",
+    "Ours", "Paper", "Positive", "PositiveNumber", "Range", "Recalled", "Replies", "Rewrite", "Routing", "Rule",
+    "Scale", "Share", "Source", "Span", "Ties", "ZeroOrOne", "check_bounds", "check_moments", "check_number",
 ]  # fmt: skip
 
 PAPER, CODE, RECALLED, OURS, RUN = Origin  # `Paper[NonNegative]` is `Annotated[NonNegative, PAPER]`
@@ -51,6 +51,9 @@ Divisor = Literal["none", "std"]  # where there is no other choice
 Counted = Literal["rows", "turns"]  # what counts once in moments of episodes
 Baseline = Literal["mean", "leave_one_out", "weighted", "median", "quantile", "best", "none"]
 AverageName = Literal["sequence", "token", "prompt", "sum", "constant", "slice"]
+AverageOver = Literal["sequence", "token"]
+Replies = Literal["last", "all"]  # of a conversation, which are learnt
+Ties = Literal["content", "first"]  # by which of equal votes the answer is chosen
 Routing = Literal["rollout", "recompute", "none"]  # whose choice of experts an update replays
 Rewrite = Literal["both", "hard_only", "medium_only"]  # of prompts by their policy
 Rule = Literal["length", "difficulty", "or", "and"]  # by which a prompt is promising

@@ -9,11 +9,11 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Concatenate, Literal
+from typing import Any, Concatenate
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import AverageName
+from jaxrl_llm.core.annotations import AverageName, AverageOver
 from jaxrl_llm.core.arguments.checks import makes, names_of
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
 from jaxrl_llm.core.buckets import bucket_sums
@@ -233,9 +233,7 @@ Tokens = Callable[[Trajectories], Array]  # batch -> bool[N, L]
 
 
 @part
-def token_groups(
-    groups: Mapping[str, tuple[float | Array, Tokens]], over: Literal["sequence", "token"] = "sequence"
-) -> Average:
+def token_groups(groups: Mapping[str, tuple[float | Array, Tokens]], over: AverageOver = "sequence") -> Average:
     """sum_k alpha_k mean_k(v) over groups of tokens, given by name as (alpha_k, batch -> bool[N, L]).
 
     over "sequence": mean_k is the mean over sequences of the mean over their tokens in the group (0 if a sequence has

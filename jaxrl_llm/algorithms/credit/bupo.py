@@ -1,10 +1,8 @@
-from typing import Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import AboveOne, Code, Count, NonNegative, Paper
+from jaxrl_llm.core.annotations import AboveOne, AverageOver, Code, Count, NonNegative, Paper
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, chain, control, counted, part, step_part
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, sequence_mean, token_mean, token_ratio
@@ -35,7 +33,7 @@ def bupo(
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.2,
     dual_clip: Paper[AboveOne | None] = None,
-    average: Paper[Literal["sequence", "token"]] = "sequence",
+    average: Paper[AverageOver] = "sequence",
 ) -> Algorithm:
     """Bottom-up Policy Optimization (BuPO).
 

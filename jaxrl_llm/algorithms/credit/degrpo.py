@@ -1,8 +1,6 @@
-from typing import Literal
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours
+from jaxrl_llm.core.annotations import AverageOver, Code, Count, NonNegative, Ours
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.objectives.averages import Tokens, token_groups, token_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy, regularised
@@ -16,7 +14,7 @@ def degrpo(
     clip_high: Code[NonNegative] = 0.2,
     kl_coefficient: Code[NonNegative] = 0.001,
     entropy_coefficient: Code[NonNegative] = 0.001,
-    average: Ours[Literal["sequence", "token"]] = "sequence",
+    average: Ours[AverageOver] = "sequence",
 ) -> Algorithm:
     """Decoupled GRPO (Thinkless: LLM Learns When to Think).
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, revised, vote
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive
+from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive, Ties
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import sequence_mean
@@ -29,7 +29,7 @@ def ettrl(
     rule: Paper[Literal["confidence", "clip"]] = "confidence",
     limit: Paper[Positive] = 2.0,
     clamp: Paper[bool] = False,
-    ties: Ours[Literal["content", "first"]] = "content",
+    ties: Ours[Ties] = "content",
     trees: Paper[int] = 12,
     forks: Paper[int] = 2,
     branches: Paper[int] = 2,

@@ -1,8 +1,6 @@
-from typing import Literal
-
 from jaxrl_llm.advantages import group_relative, vote
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import AverageName, Code, NonNegative, Ours, Recalled
+from jaxrl_llm.core.annotations import AverageName, Code, NonNegative, Ours, Recalled, Ties
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -12,7 +10,7 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
 @run_needs(answer_key="votes of answers; without it whole completions vote")
 def ttrl(
     keep: Recalled[float | None] = 32,
-    ties: Ours[Literal["content", "first"]] = "content",
+    ties: Ours[Ties] = "content",
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.2,
     kl_coefficient: Recalled[NonNegative] = 0.0,
