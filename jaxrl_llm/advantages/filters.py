@@ -72,8 +72,7 @@ def replayed_rows(batch: Trajectories) -> Array:
 @stateless_part({"replayed", "replay_advantage"})
 def keep_stored_advantages(batch: Trajectories) -> Trajectories:
     """Give replayed rows the advantage of their store, info["replay_advantage"] f32[N]; others keep theirs."""
-    given = (batch.info or {}).get("replay_advantage")
-    given = jnp.zeros(batch.group.shape) if given is None else given
+    given = (batch.info or {}).get("replay_advantage", jnp.zeros(batch.group.shape))
     given = jnp.where(jnp.isnan(batch.scores), 0.0, given)
     here = replayed_rows(batch)[:, None] & batch.action_mask
     return batch.replace(advantages=jnp.where(here, given[:, None], batch.need("advantages")))

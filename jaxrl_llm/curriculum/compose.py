@@ -218,9 +218,6 @@ def hard_buffer(
     """
     stream = shuffled_epochs(rows, seed)
 
-    def init() -> State:
-        return {"stream": stream.init(), "buffer": [], "drawn": 0, "replayed": 0}
-
     def select(state: State, count: int) -> tuple[np.ndarray, State]:
         due = state["drawn"] % every == every - 1
         wanted = min(int(count * share / (1 + share) + 0.5), len(state["buffer"])) if due else 0
@@ -243,4 +240,6 @@ def hard_buffer(
     def metrics(state: State) -> dict[str, float]:
         return {"curriculum/buffer": float(len(state["buffer"])), "curriculum/replayed": float(state["replayed"])}
 
-    return Curriculum(init, select, observe, metrics=metrics)
+    return Curriculum(
+        lambda: {"stream": stream.init(), "buffer": [], "drawn": 0, "replayed": 0}, select, observe, metrics=metrics
+    )

@@ -1,6 +1,6 @@
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper
-from jaxrl_llm.core.parts import Array, chain, part
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives import clip, distillation, token_ratio, towards_teacher
 from jaxrl_llm.objectives.distillation.sampled_tokens import minillm_advantage
 from jaxrl_llm.objectives.distillation.teachers import Gain
@@ -39,7 +39,6 @@ def minillm(
 def gains_to_go(gamma: float = 1.0, length_normalised: bool = True) -> Gain:
     """A function (student, teacher, mask) -> `minillm_advantage`."""
 
-    def gain(student: Array, teacher: Array, mask: Array) -> Array:
-        return minillm_advantage(student, teacher, mask, gamma, length_normalised=length_normalised)
-
-    return gain
+    return lambda student, teacher, mask: minillm_advantage(
+        student, teacher, mask, gamma, length_normalised=length_normalised
+    )

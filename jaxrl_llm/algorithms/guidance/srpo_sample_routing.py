@@ -77,9 +77,8 @@ def route_failures(b: Trajectories, success: float = 0.5, strength: NonNegative 
     They are those with info["teacher_tokens"] and a score of at most `success`; weights: `confidence_weights` of the
     teacher's entropy over all their actions in the batch.
     """
-    tokens = (b.info or {}).get("teacher_tokens")
-    rows = jnp.zeros(b.group.shape, bool) if tokens is None else jnp.any(tokens >= 0, axis=1)
-    rows &= b.scores <= success
+    tokens = (b.info or {}).get("teacher_tokens", jnp.full((len(b.group), 1), -1))
+    rows = jnp.any(tokens >= 0, axis=1) & (b.scores <= success)
     mask = rows[:, None] & (b.loss_weights != 0)
     weight = confidence_weights(jax.lax.stop_gradient(b.need("teacher_entropy")), mask, strength)
     return b.with_info(distilled=rows.astype(jnp.float32), distil_weight=weight)

@@ -138,7 +138,6 @@ def edge_diversity(heads: Count = 10) -> Objective:
     def score(outputs: PolicyOutputs, batch: Trajectories) -> Array:
         return steps_over_the_edge(needed_output(outputs, "values", "the diversity"), batch)
 
-    def shares(D: Array, batch: Trajectories) -> Array:
-        return jnp.full(D.shape[0], mean_cosine(D) / D.shape[0])
-
-    return coupled(score, shares, "value/cosine", needed_values(heads))
+    return coupled(
+        score, lambda D, batch: jnp.full(D.shape[0], mean_cosine(D) / D.shape[0]), "value/cosine", needed_values(heads)
+    )
