@@ -15,23 +15,16 @@ from jaxrl_llm.selection.rows import ranks_within
 EPISODES = frozenset({"episode", "first_turn"})
 
 
-def _of_rows(batch: Trajectories, name: str) -> Array | None:
-    value = (batch.info or {}).get(name)
-    return None if value is None else jnp.nan_to_num(value).astype(jnp.int32)
-
-
 def episode_keys(batch: Trajectories) -> Array:
     """int32[N]: equal for rows of one episode."""
-    episode = _of_rows(batch, "episode")
-    if episode is None or _of_rows(batch, "first_turn") is None:
+    if not set(batch.info or {}) >= EPISODES:
         return jnp.arange(batch.group.shape[0], dtype=jnp.int32)
-    return joint_key(batch.group, episode)
+    return joint_key(batch.group, batch.entry("episode", 0).astype(jnp.int32))
 
 
 def turns_before(batch: Trajectories) -> Array:
     """int32[N]: turns of the row's episode before the row."""
-    first = _of_rows(batch, "first_turn")
-    return jnp.zeros(batch.group.shape, jnp.int32) if first is None else first
+    return batch.entry("first_turn", 0).astype(jnp.int32)
 
 
 def one_row_each(batch: Trajectories) -> Array:

@@ -49,11 +49,7 @@ def drop_rows(dropped: Callable[[Trajectories], Array]) -> Transform:
     If all rows are dropped, all weights and the loss are 0.
     """
     require_function("the rows to drop", dropped)
-
-    def drop(batch: Trajectories) -> Trajectories:
-        return batch.replace(weights=jnp.where(dropped(batch)[:, None], 0.0, batch.loss_weights))
-
-    return stateless(drop)
+    return stateless(lambda b: b.replace(weights=jnp.where(dropped(b)[:, None], 0.0, b.loss_weights)))
 
 
 @part
@@ -70,15 +66,13 @@ def drop_small_advantages(least: NonNegative) -> Transform:
 
 def replayed_rows(batch: Trajectories) -> Array:
     """bool[N]: rows from a store; none where the batch has no info["replayed"]."""
-    found = (batch.info or {}).get("replayed")
-    return jnp.zeros(batch.group.shape, bool) if found is None else found > 0
+    return batch.entry("replayed", 0) > 0
 
 
 @stateless_part({"replayed", "replay_advantage"})
 def keep_stored_advantages(batch: Trajectories) -> Trajectories:
     """Give replayed rows the advantage of their store, info["replay_advantage"] f32[N]; others keep theirs."""
-    given = (batch.info or {}).get("replay_advantage")
-    given = jnp.zeros(batch.group.shape) if given is None else given
+    given = (batch.info or {}).get("replay_advantage", jnp.zeros(batch.group.shape))
     given = jnp.where(jnp.isnan(batch.scores), 0.0, given)
     here = replayed_rows(batch)[:, None] & batch.action_mask
     return batch.replace(advantages=jnp.where(here, given[:, None], batch.need("advantages")))
@@ -86,4 +80,4 @@ def keep_stored_advantages(batch: Trajectories) -> Trajectories:
 
 def demonstrated_rows(batch: Trajectories) -> Array:
     """bool[N]: which rows are texts of the data set; none where nothing says so (NaN: of a group that failed)."""
-    return (batch.info or {}).get("demonstrated", jnp.zeros(batch.group.shape)) == 1
+    return batch.entry("demonstrated", 0) == 1

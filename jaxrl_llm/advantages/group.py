@@ -94,8 +94,7 @@ def group_advantage(
         return jnp.where(mean > tolerance, difference / (jnp.maximum(mean, 0.0) + epsilon), 0.0)
     _, level, overall = bucket_moments(jnp.zeros_like(group), reward, ddof)
     divisor = {"std": deviation, "batch": overall, "sum": deviation + overall}[scale]
-    size = mean if scale == "std" else level
-    varies = divisor > tolerance * jnp.maximum(jnp.abs(size), 1.0)
+    varies = divisor > tolerance * jnp.maximum(jnp.abs(mean if scale == "std" else level), 1.0)
     return jnp.where(varies, difference / (divisor + epsilon), 0.0)
 
 

@@ -102,8 +102,7 @@ def gae(
         return (jnp.where(m, V, V_next), jnp.where(m, A, A_next)), jnp.where(m, A, 0.0)
 
     start = (jnp.broadcast_to(jnp.asarray(bootstrap, jnp.float32), shape[:1]), jnp.zeros(shape[:1]))
-    over_time = tuple(x.T for x in (r, V, mask, gammas, carried))
-    _, advantages = jax.lax.scan(back, start, over_time, reverse=True)
+    _, advantages = jax.lax.scan(back, start, tuple(x.T for x in (r, V, mask, gammas, carried)), reverse=True)
     return advantages.T, advantages.T + V
 
 

@@ -44,8 +44,7 @@ def token_baseline(
     )
     W = jnp.cumsum(w, axis=1) * there
     count, mass, weighted = bucket_sums(keys, there, W, G * W)
-    alone = count == 1 if zero_tail else count[:, :1] == 1
-    B = jnp.where(alone, 0.0, weighted / (mass + epsilon))
+    B = jnp.where(count == 1 if zero_tail else count[:, :1] == 1, 0.0, weighted / (mass + epsilon))
     return jnp.where(known, jnp.take_along_axis(B, jnp.maximum(action_index, 0), axis=1), 0.0)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.core.annotations import Count, Fraction
+from jaxrl_llm.core.annotations import Count, Counted, Divisor, Fraction
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, part, stateless
 from jaxrl_llm.utils.errors import InputError
@@ -35,8 +35,7 @@ def turn_count(batch: Trajectories) -> int:
 def turn_numbers(batch: Trajectories) -> Array:
     """int32[N, L]: the turn of each action, -1 elsewhere; an episode is one turn if nothing is known of its turns."""
     known = batch.turn_rewards is not None or batch.state_key is not None
-    acted = batch.action_mask & (batch.turn >= 0)
-    return jnp.where(acted, batch.turn if known else 0, -1)
+    return jnp.where(batch.action_mask & (batch.turn >= 0), batch.turn if known else 0, -1)
 
 
 def acted_turns(batch: Trajectories) -> Array:
@@ -106,7 +105,7 @@ def above_buckets(
     values: Array,
     keys: Array,
     mask: Array,
-    scale: Literal["none", "std"] = "none",
+    scale: Divisor = "none",
     baseline: Literal["mean", "leave_one_out"] = "mean",
     ddof: int = 1,
     epsilon: float = 1e-6,
@@ -165,7 +164,7 @@ def compared(
     batch: Trajectories,
     values: OfTurns,
     keys: OfTurns,
-    scale: Literal["none", "std"] = "none",
+    scale: Divisor = "none",
     baseline: Literal["mean", "leave_one_out"] = "mean",
     ddof: int = 1,
     epsilon: float = 1e-6,
@@ -178,8 +177,8 @@ def compared(
 @batch_part
 def of_episode(
     batch: Trajectories,
-    scale: Literal["none", "std"] = "none",
-    over: Literal["rows", "turns"] = "rows",
+    scale: Divisor = "none",
+    over: Counted = "rows",
     epsilon: float = 1e-6,
     of: Literal["return", "score"] = "return",
     baseline: Literal["mean", "leave_one_out"] = "mean",

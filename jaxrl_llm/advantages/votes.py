@@ -1,11 +1,9 @@
 """Rewards without labels: majority voting among the samples of a prompt."""
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import AtLeastOne
+from jaxrl_llm.core.annotations import AtLeastOne, Ties
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, counted_part
 from jaxrl_llm.selection.rows import mix, ranks_within, row_noise
@@ -49,16 +47,13 @@ def majority(keys: jax.Array, group: jax.Array, priority: jax.Array) -> tuple[ja
 
     leading = answered & (count == best(count, answered))
     leading &= priority == best(priority, leading)
-    label = best(keys, leading)
-    agree = (answered & (keys == label)).astype(jnp.float32)
+    agree = (answered & (keys == best(keys, leading))).astype(jnp.float32)
     (votes,) = bucket_sums(group, agree)
     return agree, votes / size
 
 
 @counted_part({"answer_key"})
-def vote(
-    step: jax.Array, batch: Trajectories, keep: AtLeastOne | None = None, ties: Literal["content", "first"] = "content"
-) -> Trajectories:
+def vote(step: jax.Array, batch: Trajectories, keep: AtLeastOne | None = None, ties: Ties = "content") -> Trajectories:
     """Replace the reward by agreement with the group's majority answer (TTRL, 2504.16084).
 
     keep: number of samples per group to train on, drawn at random after the vote; the others become unscored and get

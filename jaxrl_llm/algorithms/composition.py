@@ -12,6 +12,7 @@ import jaxrl_llm.advantages.functional
 import jaxrl_llm.objectives.functional
 import jaxrl_llm.selection.functional  # noqa: F401  (imported, so that all doors are)
 from jaxrl_llm.algorithms import families
+from jaxrl_llm.core import annotations
 from jaxrl_llm.core.arguments import ranges
 
 PACKAGES = ("advantages", "objectives", "selection")
@@ -59,30 +60,28 @@ def _module(name: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, tuple[
     text = inspect.getsource(sys.modules[name])
     bound, imported = dict[str, ast.stmt](), dict[str, tuple[str, str | None]]()
     for node in ast.parse(text).body:
-        if isinstance(node, ast.ImportFrom) and node.module != "__future__":
-            for alias in node.names:
-                imported[alias.asname or alias.name] = (node.module or "", _renamed(alias))
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                imported[alias.asname or alias.name.partition(".")[0]] = ("", _renamed(alias))
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            source = getattr(node, "module", None) or ""
+            for alias in node.names if source != "__future__" else ():
+                imported[alias.asname or alias.name.partition(".")[0]] = (source, _renamed(alias))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             bound[node.name] = node
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                for one in ast.walk(target):
-                    if isinstance(one, ast.Name):
-                        bound[one.id] = node
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            bound[node.target.id] = node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (one for target in targets for one in ast.walk(target) if isinstance(one, ast.Name))
+            bound |= {one.id: node for one in names}
     return text.splitlines(), bound, imported
 
 
 class _Plain(ast.NodeTransformer):
-    """Types without the facts of `Annotated`."""
+    """Types without the facts of `Annotated`, nor the origins of defaults."""
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if isinstance(node.value, ast.Name) and node.value.id == "Annotated" and isinstance(node.slice, ast.Tuple):
+        name = node.value.id if isinstance(node.value, ast.Name) else ""
+        if name == "Annotated" and isinstance(node.slice, ast.Tuple):
             return ast.copy_location(self.visit(node.slice.elts[0]), node)
+        if get_origin(getattr(annotations, name, None)) is Annotated:  # `Paper[...]`, say
+            return ast.copy_location(self.visit(node.slice), node)
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -92,11 +91,11 @@ class _Plain(ast.NodeTransformer):
 
 
 def _without_facts(node: ast.stmt) -> ast.stmt:
-    """A method's function without `@method`, and with plain annotations, each at the place of the one in the source."""
+    """A method's function without its facts, and with plain annotations, each at the place of the one in the source."""
     if not isinstance(node, ast.FunctionDef):
         return node
     node = copy.deepcopy(node)
-    node.decorator_list = [one for one in node.decorator_list if _called(one) != "method"]
+    node.decorator_list = [one for one in node.decorator_list if _called(one) not in ("method", "beside", "run_needs")]
     for one in (*node.args.args, *node.args.kwonlyargs):
         one.annotation = None if one.annotation is None else _Plain().visit(one.annotation)
     return node

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -105,7 +105,9 @@ def listing(find: str = "", more: str = "") -> str:
     more: further lines, after the families. InputError if there is neither a method nor these.
     """
     words = find.lower().split()
-    cards = {name: method_card(name) for name in names() if all(word in _searched(name) for word in words)}
+    cards = {name: method_card(name) for name in names()}
+    texts = {name: searched(name, constructor(name), card.facts, card.needs) for name, card in cards.items()}
+    cards = {name: card for name, card in cards.items() if all(word in texts[name] for word in words)}
     if not cards and not more:
         raise InputError(f"no method mentions {shown(find)}: run `jaxrl algorithms` to list all")
     width = max(map(len, cards), default=0)
@@ -139,11 +141,10 @@ def _line(card: Card, width: int) -> str:
     return f"  {card.name:{width}} {mark} {card.facts.year}  {card.title}{needs}"
 
 
-def _searched(name: str) -> str:
-    build = constructor(name)
-    facts = method_card(name).facts
+def searched(name: str, build: Callable[..., Any], facts: Facts, needs: Iterable[str] = ()) -> str:
+    """What a search among methods looks for words in: all in lower case."""
     about = [name, inspect.getdoc(build) or "", facts.paper, str(facts.year)]
-    return " ".join([*about, *inspect.signature(build).parameters, *get(name).needs]).lower()
+    return " ".join([*about, *inspect.signature(build).parameters, *needs]).lower()
 
 
 def page(name: str) -> str:

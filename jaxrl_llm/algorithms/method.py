@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from jaxrl_llm.core.algorithm import Algorithm
@@ -62,14 +62,36 @@ def method(
 
     The function has the name of its file, in a folder of `jaxrl_llm.algorithms` or in `jaxrl_llm.texts.methods`; its
     parameters are annotated with ranges and origins (`core.arguments.hyperparameters`), and its docstring has the
-    equations after a line with its title. year: None is that of the paper's number in arXiv.
+    equations after a line with its title. year: None is that of the paper's number in arXiv. Needs, and the parts
+    `beside`, may also be said by decorators of their own, `run_needs` and `beside`, below this one.
     """
     facts = Facts(paper, year or _year_of(paper), test, lacks or {}, needs or {}, beside or {})
 
     def decorate(build: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
         made = checked(build)
-        made.__dict__["facts"] = facts
+        needs, others = ({**getattr(facts, name), **getattr(build, name, {})} for name in ("needs", "beside"))
+        made.__dict__["facts"] = replace(facts, needs=needs, beside=others)
         return made
+
+    return decorate
+
+
+def run_needs(**needs: str) -> Callable[[Decorated], Decorated]:
+    """Decorate a method's function with needs that only some runs provide, `Facts.needs`; below `@method`."""
+
+    def decorate(build: Decorated) -> Decorated:
+        build.__dict__["needs"] = needs
+        return build
+
+    return decorate
+
+
+def beside(part: str, what: str, provider: str) -> Callable[[Decorated], Decorated]:
+    """Decorate a method's function with a part of its paper that is not here, `Facts.beside`; below `@method`."""
+
+    def decorate(build: Decorated) -> Decorated:
+        build.__dict__["beside"] = {part: (what, provider), **getattr(build, "beside", {})}
+        return build
 
     return decorate
 
@@ -105,10 +127,8 @@ def presets(**sets: Mapping[str, Any]) -> Callable[[Build], Build]:
 
     def decorate(build: Build) -> Build:
         signature = inspect.signature(build)
-        for values in sets.values():
-            for name in values:
-                if name not in signature.parameters:
-                    raise unknown(f"hyper-parameter of {build.__name__}", name, signature.parameters)
+        for name in (name for values in sets.values() for name in values if name not in signature.parameters):
+            raise unknown(f"hyper-parameter of {build.__name__}", name, signature.parameters)
 
         @functools.wraps(build)
         def method(*args: Any, preset: str | None = None, **given: Any) -> Algorithm:
@@ -195,18 +215,14 @@ def given_responses(group_size: int | None) -> tuple[RunSetting, ...]:
 
     group_size: how many a row has; None: up to the run's.
     """
-    taken: dict[str, tuple[Any, str]] = {
-        "rewards": (("given",), "the verdicts of the data set"),
-        "group_size": (group_size, "the responses of a row as a group"),
-        "same_task": ("row", "all responses to a prompt"),
-    }
-    if group_size is None:
-        taken.pop("group_size")
-    longest = 1024
-    room = RunSetting(
-        "max_new_tokens", lambda given: longest, lambda config, given: config.max_new_tokens != 128, "whole responses"
+    return (
+        RunSetting(
+            "max_new_tokens", lambda given: 1024, lambda config, given: config.max_new_tokens != 128, "whole responses"
+        ),
+        exactly("rewards", ("given",), "the verdicts of the data set"),
+        *([] if group_size is None else [exactly("group_size", group_size, "the responses of a row as a group")]),
+        exactly("same_task", "row", "all responses to a prompt"),
     )
-    return room, *(exactly(name, x, why) for name, (x, why) in taken.items())
 
 
 def judge_among_rewards() -> tuple[RunSetting, ...]:

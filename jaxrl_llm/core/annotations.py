@@ -7,10 +7,13 @@ from typing import Annotated, Literal
 
 import jax
 
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RECALLED, RUN
+from jaxrl_llm.core.arguments.hyperparameters import Code, OfRun, Origin, Ours, Paper, Recalled
 from jaxrl_llm.core.arguments.ranges import (
     AboveOne,
     AtLeastOne,
+    AtLeastTwo,
+    BelowHalf,
+    BelowOne,
     Count,
     Fraction,
     NonNegative,
@@ -26,12 +29,14 @@ from jaxrl_llm.core.arguments.ranges import (
 )
 
 __all__ = [
-    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AverageName", "Baseline", "Count",
-    "Estimator", "Fraction", "FractionNumber", "Gate", "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number",
-    "OpenFraction", "Positive", "PositiveNumber", "Range", "Rewrite", "Routing", "Rule", "Scale", "Share", "Source",
-    "Span", "ZeroOrOne", "check_bounds", "check_moments", "check_number",
+    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AtLeastTwo", "AverageName", "AverageOver",
+    "Baseline", "BelowHalf", "BelowOne", "Code", "Count", "Counted", "Divisor", "Estimator", "Fraction",
+    "FractionNumber", "Gate", "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number", "OfRun", "OpenFraction",
+    "Ours", "Paper", "Positive", "PositiveNumber", "Range", "Recalled", "Replies", "Rewrite", "Routing", "Rule",
+    "Scale", "Share", "Source", "Span", "Ties", "ZeroOrOne", "check_bounds", "check_moments", "check_number",
 ]  # fmt: skip
 
+PAPER, CODE, RECALLED, OURS, RUN = Origin  # `Paper[NonNegative]` is `Annotated[NonNegative, PAPER]`
 Number = jax.Array | float  # an array, traced or not, passes unchecked
 NonNegativeNumber = Annotated[Number, Range(least=0)]
 PositiveNumber = Annotated[Number, Range(above=0)]
@@ -42,8 +47,13 @@ Estimator = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]  # of 
 Span = Literal["token", "turn", "segment", "sequence"]  # over which a ratio is taken
 Gate = Literal["turn", "sequence", "token"]
 Scale = Literal["std", "none", "batch", "sum", "mean"]  # by which group-relative advantages are divided
+Divisor = Literal["none", "std"]  # where there is no other choice
+Counted = Literal["rows", "turns"]  # what counts once in moments of episodes
 Baseline = Literal["mean", "leave_one_out", "weighted", "median", "quantile", "best", "none"]
 AverageName = Literal["sequence", "token", "prompt", "sum", "constant", "slice"]
+AverageOver = Literal["sequence", "token"]
+Replies = Literal["last", "all"]  # of a conversation, which are learnt
+Ties = Literal["content", "first"]  # by which of equal votes the answer is chosen
 Routing = Literal["rollout", "recompute", "none"]  # whose choice of experts an update replays
 Rewrite = Literal["both", "hard_only", "medium_only"]  # of prompts by their policy
 Rule = Literal["length", "difficulty", "or", "and"]  # by which a prompt is promising

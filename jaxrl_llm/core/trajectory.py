@@ -88,6 +88,11 @@ class Trajectories(flax.struct.PyTreeNode):
             raise InputError(f"this method needs {name}, which the batch does not have")
         return value
 
+    def entry(self, name: str, otherwise: float) -> Array:
+        """f32[N]: an entry of `info` of numbers of rows; another number where it is NaN, or there is no such entry."""
+        found = (self.info or {}).get(name, jnp.full(self.group.shape, otherwise, jnp.float32))
+        return jnp.nan_to_num(found, nan=otherwise)
+
     def with_info(self, **entries: Array) -> Trajectories:
         """The batch with more entries in `info`."""
         return self.replace(info={**(self.info or {}), **entries})

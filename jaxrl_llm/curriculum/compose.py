@@ -15,10 +15,8 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, check_number
-from jaxrl_llm.core.parts import step_part
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.parts import Trajectories, part, step_part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
-from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.excluded import Why
 from jaxrl_llm.curriculum.records import Array, Memory, Prompts, State, facts_of
 from jaxrl_llm.curriculum.rules import RuleOf, Rules, curriculum_of
@@ -220,9 +218,6 @@ def hard_buffer(
     """
     stream = shuffled_epochs(rows, seed)
 
-    def init() -> State:
-        return {"stream": stream.init(), "buffer": [], "drawn": 0, "replayed": 0}
-
     def select(state: State, count: int) -> tuple[np.ndarray, State]:
         due = state["drawn"] % every == every - 1
         wanted = min(int(count * share / (1 + share) + 0.5), len(state["buffer"])) if due else 0
@@ -245,4 +240,6 @@ def hard_buffer(
     def metrics(state: State) -> dict[str, float]:
         return {"curriculum/buffer": float(len(state["buffer"])), "curriculum/replayed": float(state["replayed"])}
 
-    return Curriculum(init, select, observe, metrics=metrics)
+    return Curriculum(
+        lambda: {"stream": stream.init(), "buffer": [], "drawn": 0, "replayed": 0}, select, observe, metrics=metrics
+    )

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive, Range, check_number
-from jaxrl_llm.core.parts import batch_part
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.parts import batch_part, part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed, results_of

@@ -9,11 +9,11 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Concatenate, Literal
+from typing import Any, Concatenate
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import AverageName
+from jaxrl_llm.core.annotations import AverageName, AverageOver
 from jaxrl_llm.core.arguments.checks import makes, names_of
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
 from jaxrl_llm.core.buckets import bucket_sums
@@ -66,11 +66,9 @@ def takes_positional(function: Callable[..., Any], count: int) -> bool:
     """Whether a function can be called with so many arguments; True where Python cannot tell, as of some builtins."""
     try:
         inspect.signature(function).bind(*range(count))
-    except TypeError:
-        return False
-    except ValueError:
         return True
-    return True
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)
 
 
 def as_average(average: Average | Mean | None) -> Average:
@@ -168,8 +166,7 @@ def find_longest(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
 
 def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
     """A `Refresh`: write info["prompt_share"] f32[N], the 1 / (P T_g) of `prompt_mean` for each row."""
-    (tokens,) = bucket_sums(batch.group, jnp.sum(batch.loss_weights, axis=1))
-    (rows,) = bucket_sums(batch.group, jnp.ones(tokens.shape, jnp.float32))
+    tokens, rows = bucket_sums(batch.group, jnp.sum(batch.loss_weights, axis=1), jnp.ones(batch.group.shape))
     some = tokens > 0
     groups = jnp.maximum(jnp.sum(jnp.where(some, 1 / rows, 0.0)), 1e-9)
     return batch.with_info(prompt_share=jnp.where(some, 1 / (groups * jnp.where(some, tokens, 1.0)), 0.0))
@@ -236,9 +233,7 @@ Tokens = Callable[[Trajectories], Array]  # batch -> bool[N, L]
 
 
 @part
-def token_groups(
-    groups: Mapping[str, tuple[float | Array, Tokens]], over: Literal["sequence", "token"] = "sequence"
-) -> Average:
+def token_groups(groups: Mapping[str, tuple[float | Array, Tokens]], over: AverageOver = "sequence") -> Average:
     """sum_k alpha_k mean_k(v) over groups of tokens, given by name as (alpha_k, batch -> bool[N, L]).
 
     over "sequence": mean_k is the mean over sequences of the mean over their tokens in the group (0 if a sequence has

@@ -93,8 +93,7 @@ def importance_correction(
     check_number("upper bound", high, above=0)
 
     def apply(batch: Trajectories) -> Trajectories:
-        counts = batch.loss_weights != 0
-        w = importance_weight(mismatch(batch), counts, level, mode, low, high)
+        w = importance_weight(mismatch(batch), batch.loss_weights != 0, level, mode, low, high)
         if normalise != "none":
             w = w / _mean(w, batch.loss_weights, normalise)
         return _corrected(batch, w, leave_count)
@@ -171,8 +170,7 @@ def interpolated_proximal(
 
 
 def _corrected(batch: Trajectories, weight: Array, leave_count: bool) -> Trajectories:
-    counts = batch.loss_weights != 0
-    advantages = jnp.where(counts, batch.need("advantages"), 0.0) * weight
+    advantages = jnp.where(batch.loss_weights != 0, batch.need("advantages"), 0.0) * weight
     if leave_count:
         batch = batch.replace(weights=batch.loss_weights * (weight != 0))
     return batch.replace(advantages=advantages)

@@ -131,8 +131,7 @@ def in_one_pass(
         value_weights = token_weights(average, batch, dtype)
         if value_weights is None or batch.advantages is None:
             return composed(outputs, batch)
-        other = source(batch, spec.against)
-        arrays = outputs.logp, other, batch.advantages, batch.loss_weights
+        arrays = outputs.logp, source(batch, spec.against), batch.advantages, batch.loss_weights
         rows = run(*(x.astype(dtype) for x in arrays), value_weights=value_weights.astype(dtype))
         sums = {"ratio/mean": rows.ratio, "clip/low": rows.cut_low, "clip/high": rows.cut_high}
         return -jnp.sum(rows.value), {name: jnp.sum(x) / totals_of(batch)["tokens"] for name, x in sums.items()}

@@ -191,5 +191,4 @@ def _field(store: Store, key: str, other: Store) -> np.ndarray:
     if key in store:
         return store[key]
     size = int(store["length"].sum()) if key.startswith("token:") else count(store)
-    fill = PADDING.get(key.partition(":")[2], 0)
-    return np.full((size, *other[key].shape[1:]), fill, other[key].dtype)
+    return np.full((size, *other[key].shape[1:]), PADDING.get(key.partition(":")[2], 0), other[key].dtype)

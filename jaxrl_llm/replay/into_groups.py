@@ -80,8 +80,7 @@ def swapped_successes(
         new = marked(fresh, item=buffers.next_item(state) + sample, step=step)
         added = keep(new, np.nan_to_num(outcome, nan=-np.inf) > success)
         store = buffers.newest_of_prompts(join(state, added), each) if each else {}
-        left = keep(fresh, ~out)
-        return mixed(scored, left, past, group[~out], np.asarray(numbers, group.dtype)), store
+        return mixed(scored, keep(fresh, ~out), past, group[~out], np.asarray(numbers, group.dtype)), store
 
     grown: Callable[[int], int] = (lambda rows: 2 * rows) if place == "added" else (lambda rows: rows)
     return Replay(dict, mix, frozenset({"replayed"}), buffers.metrics, grown, by_row=True)
@@ -100,8 +99,7 @@ def samples_of(batch: Trajectories) -> np.ndarray:
     """
     pairs = np.stack([np.asarray(batch.group), episode_numbers(batch)], axis=1)
     _, first, index = np.unique(pairs, axis=0, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))
-    return np.asarray(rank[index.reshape(-1)])
+    return np.asarray(np.argsort(np.argsort(first))[index.reshape(-1)])
 
 
 def outcomes(scored: Scored, component: str | None) -> np.ndarray:

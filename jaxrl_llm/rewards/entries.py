@@ -114,9 +114,7 @@ def entry(name: str, value: Any) -> Any:
     if value is None:
         return None
     if name == ANSWER_KEY:
-        if isinstance(value, str):
-            return " ".join(value.split())
-        return f"{number(value):.17g}"
+        return " ".join(value.split()) if isinstance(value, str) else f"{number(value):.17g}"
     if name == SPANS:
         return [_span(one) for one in value]
     try:

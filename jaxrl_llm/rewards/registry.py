@@ -82,9 +82,7 @@ def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction |
 
     def finish() -> Reward:
         process.load()
-        if process.reads_environments:
-            return _in_this_process(process, weight)
-        return Reward(process, weight)
+        return _in_this_process(process, weight) if process.reads_environments else Reward(process, weight)
 
     return process, finish
 

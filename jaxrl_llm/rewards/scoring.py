@@ -150,8 +150,7 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
         number = first + np.unique(batch.group, return_inverse=True)[1]
         return batch.replace(**padded, group=number.astype(np.int32))
 
-    counts = [len(np.unique(group.batch.group)) for group in groups]
-    starts = np.cumsum([0, *counts]).tolist()
+    starts = np.cumsum([0, *(len(np.unique(group.batch.group)) for group in groups)]).tolist()
     batches = [widened(group.batch, first) for first, group in zip(starts, groups, strict=False)]
     infos: Any = alike([(batch.info or {}, len(batch.group)) for batch in batches])
     batches = [batch.replace(info=info or None) for batch, info in zip(batches, infos, strict=True)]

@@ -113,8 +113,7 @@ class StreamedScores:
         """
         names = [reward.name for reward in self._rewards]
         defaults = {reward.name: reward.default for reward in self._rewards}
-        missing = [episode.reward is None for episode in episodes]
-        each = list(zip(episodes, missing, strict=True))
+        each = list(zip(episodes, [episode.reward is None for episode in episodes], strict=True))
         components = {
             name: np.asarray([defaults[name] if lost else e.rewards.get(name, np.nan) for e, lost in each], np.float32)
             for name in names

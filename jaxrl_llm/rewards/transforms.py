@@ -3,15 +3,15 @@
 Scaling by running moments is `advantages.normalisation.running_reward_scaling`.
 """
 
+import math
 from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, without_rows
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Trajectories, Transform, batch_part, part, stateless
+from jaxrl_llm.core.trajectory import without_rows
 from jaxrl_llm.utils.errors import InputError, unknown
 
 
@@ -29,6 +29,16 @@ def leave_out(rows: Callable[[Trajectories], jax.Array], needs: Iterable[str] = 
     """
 
     return stateless(lambda batch: without_rows(batch, rows(batch)), needs)
+
+
+@batch_part
+def paid_for_calls(batch: Trajectories, bonus: float, calls: int = 1, success: float = -math.inf) -> jax.Array:
+    """A function `batch -> f32[N]`: the scores, plus the bonus of a success with so many calls of tools that worked."""
+    made, failed = ((batch.info or {}).get(name) for name in ("calls", "failed_calls"))
+    if made is None or failed is None:
+        return batch.scores
+    enough = jnp.nan_to_num(made) - jnp.nan_to_num(failed) >= calls
+    return batch.scores + bonus * (enough & (batch.scores > success))
 
 
 def component_of(batch: Trajectories, name: str) -> jax.Array:

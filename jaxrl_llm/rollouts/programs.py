@@ -7,12 +7,12 @@ import math
 from asyncio import gather
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import jax
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count, Range
+from jaxrl_llm.core.arguments.ranges import AtLeastTwo, Count
 from jaxrl_llm.core.hooks import Hook, first_state
 from jaxrl_llm.core.parts import settings_first
 from jaxrl_llm.core.population import Population
@@ -139,7 +139,7 @@ def with_greedy_baseline(rollout: Rollout) -> Rollout:
 
 
 @program_part("down_sampled({times})", demands=Demands(at_once=True))
-async def down_sampled(tools: Tools, task: Task, times: Annotated[int, Range(least=2)] = 2) -> list[Episode]:
+async def down_sampled(tools: Tools, task: Task, times: AtLeastTwo = 2) -> list[Episode]:
     """Sample `times` as many completions as a group has, and train on those whose rewards have the largest variance.
 
     Sampling is cheaper than training, and among more samples there are more often both right and wrong ones (PODS:

@@ -28,8 +28,7 @@ def ranks_within(keys: Array, values: Array, ties: Array, valid: Array) -> Array
     """
     N = keys.shape[0]
     _, index = jnp.unique(keys, return_inverse=True, size=N)
-    order = jnp.lexsort((ties, jnp.where(valid, -values, 0.0), ~valid, index))
-    position = jnp.argsort(order)
+    position = jnp.argsort(jnp.lexsort((ties, jnp.where(valid, -values, 0.0), ~valid, index)))
     return position - jax.ops.segment_min(position, index, num_segments=N)[index]
 
 
@@ -114,10 +113,8 @@ def top_tokens(score: Array, mask: Array, share: Array | float, ties: Array, sco
     shape = score.shape
     if scope == "batch":
         score, mask, ties = (x.reshape(1, -1) for x in (score, mask, ties))
-    order = jnp.lexsort((ties, jnp.where(mask, -score, 0.0), ~mask), axis=-1)
-    rank = jnp.argsort(order, axis=-1)
-    count = jnp.sum(mask, axis=1, keepdims=True)
-    return (mask & (rank < share_up(count, share))).reshape(shape)
+    rank = jnp.argsort(jnp.lexsort((ties, jnp.where(mask, -score, 0.0), ~mask), axis=-1), axis=-1)
+    return (mask & (rank < share_up(jnp.sum(mask, axis=1, keepdims=True), share))).reshape(shape)
 
 
 def late_tokens(action_index: Array, lengths: Array, skip: Array | float) -> Array:
@@ -136,8 +133,7 @@ def mix(x: Array) -> Array:
 def _row_hash(batch: Trajectories, salt: Array | int) -> Array:
     """uint32[N] of each row's prompt and actions; not of their log-probabilities, whose rounding would decide."""
     seed = mix(mix(jnp.asarray(salt).astype(jnp.uint32)) + batch.prompt_id.astype(jnp.uint32))
-    position = mix(batch.action_index.astype(jnp.uint32))
-    token = mix(mix(batch.tokens.astype(jnp.uint32) + position))
+    token = mix(mix(batch.tokens.astype(jnp.uint32) + mix(batch.action_index.astype(jnp.uint32))))
     return mix(seed + jnp.sum(jnp.where(batch.action_mask, token, 0), axis=1, dtype=jnp.uint32))
 
 

@@ -147,8 +147,7 @@ class StepEngine:
             return []
         many = self.config.group_size if samples is None else samples
         batch = self._sample([self.prompts.ids(text, row) for text, row in asked], many, self.config.max_new_tokens)
-        rows = [dict(row) for _, row in asked]
-        scored = score_batch(self._rewards, self._policy.tokenizer, rows, batch)
+        scored = score_batch(self._rewards, self._policy.tokenizer, [dict(row) for _, row in asked], batch)
         rewards = np.asarray(scored.batch.reward)
         self.counts["samples/answers"] += len(scored.texts)
         found = [

@@ -7,13 +7,13 @@ out of all values, and their advantages are 0.
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.core.annotations import NonNegative
+from jaxrl_llm.core.annotations import Divisor, NonNegative
 from jaxrl_llm.core.needs.placeholders import no_state_values, own_nodes
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, part, stateless, stateless_part
 
@@ -58,8 +58,7 @@ def tree_of(batch: Trajectories, rows: Array | None = None) -> Tree:
     upto = jax.lax.cummax(jnp.where(mask, place, -1), axis=1)
     previous = jnp.pad(upto, ((0, 0), (1, 0)), constant_values=-1)[:, :L]
     first = mask & ((previous < 0) | (node != _at(node, previous)))
-    began = jax.lax.cummax(jnp.where(first, place, 0), axis=1)
-    before = _at(previous, began)
+    before = _at(previous, jax.lax.cummax(jnp.where(first, place, 0), axis=1))
     depth = jnp.cumsum(first, axis=1) - 1
     _, group = jnp.unique(batch.group, return_inverse=True, size=N)
     key = _ranks(jnp.broadcast_to(group[:, None], (N, L)), node)
@@ -164,8 +163,7 @@ def state_values(batch: Trajectories, most: Callable[[Array], Array] = lambda va
     """
     tree, L = tree_of(batch), batch.tokens.shape[1]
     value = jnp.where(tree.mask, most(_or(no_state_values, batch, "state_value")), jnp.nan)
-    place = jnp.broadcast_to(jnp.arange(L), value.shape)
-    began = jnp.where(tree.first, place, L)
+    began = jnp.where(tree.first, jnp.broadcast_to(jnp.arange(L), value.shape), L)
     following = jax.lax.cummin(jnp.pad(began, ((0, 0), (0, 1)), constant_values=L)[:, 1:], axis=1, reverse=True)
     after = jnp.where(following < L, _at(value, jnp.minimum(following, L - 1)), most(batch.scores)[:, None])
     return value, after
@@ -181,7 +179,7 @@ def gains(before: Array, after: Array) -> Array:
 
 
 @batch_part
-def edges(batch: Trajectories, scale: Literal["none", "std"] = "none", epsilon: NonNegative = 1e-8) -> Array:
+def edges(batch: Trajectories, scale: Divisor = "none", epsilon: NonNegative = 1e-8) -> Array:
     """A function of the batch: V(node) - V(node before it) on the actions of each segment, f32[N, L]; V of children.
 
     scale "std": divided by the standard deviation (ddof 0) of the values of all children of the node before, plus

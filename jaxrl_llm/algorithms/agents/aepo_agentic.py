@@ -1,12 +1,12 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, needs_turns, revised
 from jaxrl_llm.advantages.multipliers import entropy_scaled, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_needs
+from jaxrl_llm.core.annotations import AboveOne, Code, NonNegative, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import gradient_preserving_clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
@@ -20,26 +20,23 @@ def scaled_by_entropy(batch: Trajectories, strength: float, over: str, ddof: int
     return entropy_scaled(batch.need("advantages"), z, strength, clamp)
 
 
-@method(
-    paper="arXiv 2510.14545",
-    test="test_entropy_credit.py::test_agentic_aepo_against_a_loop",
-    needs={"turns": "episodes of several turns, which fork after observations"},
-)
+@method(paper="arXiv 2510.14545", test="test_entropy_credit.py::test_agentic_aepo_against_a_loop")
+@run_needs(turns="episodes of several turns, which fork after observations")
 @presets(paper={"over": "group", "ddof": 0, "dual_clip": None}, code={"over": "batch", "ddof": 1, "dual_clip": 3.0})
 def aepo_agentic(
-    strength: Annotated[NonNegative, CODE] = 0.2,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.28,
-    over: Annotated[Literal["group", "batch"], PAPER] = "group",
-    ddof: Annotated[ZeroOrOne, OURS] = 0,
-    clamp: Annotated[bool, PAPER] = False,
-    dual_clip: Annotated[AboveOne | None, PAPER] = None,
-    beta: Annotated[NonNegative, CODE] = 0.5,
-    branches: Annotated[int, CODE] = 2,
-    probability: Annotated[float, CODE] = 0.5,
-    entropy_weight: Annotated[NonNegative, CODE] = 0.2,
-    damping: Annotated[float, CODE] = 0.05,
-    first_tokens: Annotated[int, CODE] = 20,
+    strength: Code[NonNegative] = 0.2,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.28,
+    over: Paper[Literal["group", "batch"]] = "group",
+    ddof: Ours[ZeroOrOne] = 0,
+    clamp: Paper[bool] = False,
+    dual_clip: Paper[AboveOne | None] = None,
+    beta: Code[NonNegative] = 0.5,
+    branches: Code[int] = 2,
+    probability: Code[float] = 0.5,
+    entropy_weight: Code[NonNegative] = 0.2,
+    damping: Code[float] = 0.05,
+    first_tokens: Code[int] = 20,
 ) -> Algorithm:
     """Agentic Entropy-Balanced Policy Optimization (AEPO).
 

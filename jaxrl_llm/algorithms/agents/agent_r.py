@@ -4,15 +4,14 @@ import re
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import numpy as np
 
 from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, RECALLED, Count, NonNegative, Range
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import AtLeastTwo, Count, NonNegative, Ours, Recalled
 from jaxrl_llm.core.parts import chain, stateless
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
@@ -44,25 +43,22 @@ THOUGHTS = (
 ANSWER = "OK."
 
 
-@method(
-    paper="arXiv 2501.11425",
-    test="test_agent_r.py::test_agent_r_splices_as_a_loop_over_replies",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "turns": "episodes of several turns, which are cut at one of them",
-    },
-    beside={"chat": ("general conversations among the texts", "rows of a data set beside episodes")},
+@method(paper="arXiv 2501.11425", test="test_agent_r.py::test_agent_r_splices_as_a_loop_over_replies")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    turns="episodes of several turns, which are cut at one of them",
 )
+@beside("chat", "general conversations among the texts", "rows of a data set beside episodes")
 def agent_r(
-    alphas: Annotated[str, RECALLED] = "0.5,0.7,0.95",
-    beta: Annotated[NonNegative, RECALLED] = 0.2,
-    alpha_steps: Annotated[Count, OURS] = 100,
-    width: Annotated[int, Range(least=2), OURS] = 4,
-    exploration: Annotated[NonNegative, OURS] = 1.4,
-    pairs: Annotated[Count, OURS] = 4,
-    judge_tokens: Annotated[Count, OURS] = 64,
-    wait: Annotated[str, OURS] = "Action: wait",
+    alphas: Recalled[str] = "0.5,0.7,0.95",
+    beta: Recalled[NonNegative] = 0.2,
+    alpha_steps: Ours[Count] = 100,
+    width: Ours[AtLeastTwo] = 4,
+    exploration: Ours[NonNegative] = 1.4,
+    pairs: Ours[Count] = 4,
+    judge_tokens: Ours[Count] = 64,
+    wait: Ours[str] = "Action: wait",
 ) -> Algorithm:
     """Learning to turn around in the middle of a bad episode (Agent-R).
 
@@ -168,8 +164,7 @@ async def revising(
         """
         steps = len(path.past)
         for step in range(1, steps + 1):
-            history = history_of(tools, path, step)
-            prompt = tools.prompt(judge.format(history=history))
+            prompt = tools.prompt(judge.format(history=history_of(tools, path, step)))
             if not tools.fits(prompt):
                 return steps
             answer = await tools.sample(prompt, number=number + step - 1, limit=judge_tokens)

@@ -1,17 +1,17 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, needs_turns, revised
 from jaxrl_llm.advantages.multipliers import token_moments
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
-from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rewards.transforms import paid_for_calls, rescore
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
 
 
@@ -23,39 +23,26 @@ def mean_over_paths(batch: Trajectories) -> Array:
     return token_moments(batch.need("advantages"), scored_actions(batch), keys)[1]
 
 
-@batch_part
-def paid_for_calls(batch: Trajectories, bonus: float, calls: int, success: float) -> Array:
-    """A function `batch -> f32[N]`: the scores, plus the bonus of a success with so many calls of tools that worked."""
-    made, failed = ((batch.info or {}).get(name) for name in ("calls", "failed_calls"))
-    if made is None or failed is None:
-        return batch.scores
-    enough = jnp.nan_to_num(made) - jnp.nan_to_num(failed) >= calls
-    return batch.scores + bonus * (enough & (batch.scores > success))
-
-
-@method(
-    paper="arXiv 2507.19849",
-    test="test_arpo_agentic.py::test_arpo_worked_example",
-    needs={
-        "calls": "calls of tools, for their bonus",
-        "failed_calls": "calls that gave an error",
-        "turns": "episodes of several turns, which fork after observations",
-    },
+@method(paper="arXiv 2507.19849", test="test_arpo_agentic.py::test_arpo_worked_example")
+@run_needs(
+    calls="calls of tools, for their bonus",
+    failed_calls="calls that gave an error",
+    turns="episodes of several turns, which fork after observations",
 )
 def arpo_agentic(
-    initial: Annotated[int, CODE] = 8,
-    branches: Annotated[int, CODE] = 2,
-    probability: Annotated[float, CODE] = 0.5,
-    entropy_weight: Annotated[NonNegative, CODE] = 0.2,
-    first_tokens: Annotated[int, CODE] = 20,
-    credit: Annotated[Literal["soft", "hard"], CODE] = "soft",
-    tool_bonus: Annotated[float, CODE] = 0.1,
-    bonus_calls: Annotated[int, OURS] = 2,
-    success: Annotated[float, OURS] = 0.0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.0,
+    initial: Code[int] = 8,
+    branches: Code[int] = 2,
+    probability: Code[float] = 0.5,
+    entropy_weight: Code[NonNegative] = 0.2,
+    first_tokens: Code[int] = 20,
+    credit: Code[Literal["soft", "hard"]] = "soft",
+    tool_bonus: Code[float] = 0.1,
+    bonus_calls: Ours[int] = 2,
+    success: Ours[float] = 0.0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.0,
 ) -> Algorithm:
     """Agentic Reinforced Policy Optimization (ARPO).
 

@@ -1,9 +1,9 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import AtLeastTwo, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.log_ratios import log_ratio_sums
 from jaxrl_llm.core.parts import Array, Trajectories, chain, counted_part, stateless_part
 from jaxrl_llm.core.population import League
@@ -12,19 +12,17 @@ from jaxrl_llm.objectives.preference.verdicts import KL, verdicts
 from jaxrl_llm.rollouts.agents.self_play import MEMBER, SEAT, against_league
 
 
-@method(
-    paper="arXiv 2604.09746", test="test_conscientia.py::test_sides_learn_by_turns_against_earlier_ones",
-    needs={MEMBER: "games against a league: --environment GAME --players 2"},
-    beside={"city": ("the simulated city and its two populations", "the run's own environment")},
-)  # fmt: skip
+@method(paper="arXiv 2604.09746", test="test_conscientia.py::test_sides_learn_by_turns_against_earlier_ones")
+@run_needs(league_member="games against a league: --environment GAME --players 2")
+@beside("city", "the simulated city and its two populations", "the run's own environment")
 def conscientia_iterative_kto(
-    round_updates: Annotated[Count, OURS] = 20,
-    size: Annotated[int, Range(least=2), OURS] = 8,
-    sides: Annotated[int, Range(least=2), OURS] = 2,
-    threshold: Annotated[float, OURS] = 0.0,
-    beta: Annotated[Positive, PAPER] = 0.1,
-    desirable_weight: Annotated[NonNegative, PAPER] = 1.0,
-    undesirable_weight: Annotated[NonNegative, PAPER] = 1.0,
+    round_updates: Ours[Count] = 20,
+    size: Ours[AtLeastTwo] = 8,
+    sides: Ours[AtLeastTwo] = 2,
+    threshold: Ours[float] = 0.0,
+    beta: Paper[Positive] = 0.1,
+    desirable_weight: Paper[NonNegative] = 1.0,
+    undesirable_weight: Paper[NonNegative] = 1.0,
 ) -> Algorithm:
     """Opponents that learn by turns, from verdicts on their games (CONSCIENTIA).
 

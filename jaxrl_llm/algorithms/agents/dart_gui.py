@@ -1,7 +1,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import EPISODES
 from jaxrl_llm.advantages.turns import TURNS, needs_turns, on_tokens, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction, Ours, Recalled
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.core.source import Step
@@ -29,28 +29,25 @@ from jaxrl_llm.selection.rows import ranks_within
 SHARE, LONGEST = "sampled_share", "longest_success"  # columns that the curriculum gives
 
 
-@method(
-    paper="arXiv 2509.23866",
-    test="test_of_screens.py::test_dart_gui_is_the_loop_over_steps",
-    needs={
-        "episode": "steps of one episode as rows",
-        "first_turn": "the order of the steps",
-        "fresh_prompts": "a prompt of its own for each step; whole conversations are one row",
-        "state_key": "how many steps there are",
-        "turns": "episodes of several steps",
-    },
+@method(paper="arXiv 2509.23866", test="test_of_screens.py::test_dart_gui_is_the_loop_over_steps")
+@run_needs(
+    episode="steps of one episode as rows",
+    first_turn="the order of the steps",
+    fresh_prompts="a prompt of its own for each step; whole conversations are one row",
+    state_key="how many steps there are",
+    turns="episodes of several steps",
 )
 def dart_gui(
-    kept: Annotated[float, RECALLED] = 0.8,
-    success: Annotated[float, OURS] = 0.5,
-    stored: Annotated[NonNegativeInt, OURS] = 1,
-    solved: Annotated[float | None, RECALLED] = 0.6,
-    least: Annotated[Count, OURS] = 2,
-    weight_cap: Annotated[float, CODE] = 1.0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.1,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.1,
+    kept: Recalled[float] = 0.8,
+    success: Ours[float] = 0.5,
+    stored: Ours[NonNegativeInt] = 1,
+    solved: Recalled[float | None] = 0.6,
+    least: Ours[Count] = 2,
+    weight_cap: Code[float] = 1.0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Code[NonNegative] = 0.1,
+    clip_high: Code[NonNegative] = 0.28,
+    kl_coefficient: Code[NonNegative] = 0.1,
 ) -> Algorithm:
     """Decoupled Agentic RL Training for GUI agents (DART).
 
@@ -137,8 +134,7 @@ def episodes_of(step: Step) -> dict[int, list[tuple[float, int]]]:
     for prompt, name, score, end in zip(np.asarray(batch.prompt_id), names, reward, ends, strict=True):
         if not np.isnan(score):
             episodes = found.setdefault(int(prompt), {})
-            before = episodes.get(name, (score, 0))
-            episodes[name] = float(score), max(before[1], int(end))
+            episodes[name] = float(score), max(episodes.get(name, (score, 0))[1], int(end))
     return {prompt: list(episodes.values()) for prompt, episodes in found.items()}
 
 

@@ -1,7 +1,7 @@
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +9,8 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.turns import needs_turns, turn_mask
 from jaxrl_llm.algorithms.agents.grpo_roc import of_rows
-from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import OURS, RUN, Count, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_needs, run_settings
+from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, OfRun, Ours
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.curriculum.compose import hard_buffer
@@ -66,26 +66,23 @@ def verified(batch: Trajectories, threshold: float, combine: Literal["all", "mea
     return batch.scores * (jnp.where(good == turns, 1.0, 0.0) if combine == "all" else share)
 
 
-@method(
-    paper="arXiv 2509.21842",
-    test="test_turn_shaped.py::test_deeptravel_by_hand",
-    needs={"turn_rewards": "verdicts on turns", "turns": "episodes of several turns"},
-    beside={"supervised": ("supervised training on itineraries before", "another run")},
-)
+@method(paper="arXiv 2509.21842", test="test_turn_shaped.py::test_deeptravel_by_hand")
+@run_needs(turn_rewards="verdicts on turns", turns="episodes of several turns")
+@beside("supervised", "supervised training on itineraries before", "another run")
 @run_settings(*judge_among_rewards())
 def deeptravel(
-    threshold: Annotated[float, OURS] = 0.0,
-    combine: Annotated[Literal["all", "mean"], OURS] = "all",
-    replay_share: Annotated[Fraction, OURS] = 0.5,
-    every: Annotated[Count, OURS] = 4,
-    failed_below: Annotated[float, OURS] = 1e-6,
-    most_stored: Annotated[int, OURS] = 10_000,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    judge: Annotated[str | None, RUN] = None,
-    rubric: Annotated[str | None, RUN] = None,
+    threshold: Ours[float] = 0.0,
+    combine: Ours[Literal["all", "mean"]] = "all",
+    replay_share: Ours[Fraction] = 0.5,
+    every: Ours[Count] = 4,
+    failed_below: Ours[float] = 1e-6,
+    most_stored: Ours[int] = 10_000,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    judge: OfRun[str | None] = None,
+    rubric: OfRun[str | None] = None,
 ) -> Algorithm:
     """Verified turns and a buffer of failed queries (DeepTravel; its abstract was read).
 

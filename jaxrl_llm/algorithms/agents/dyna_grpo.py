@@ -2,15 +2,15 @@ import logging
 import re
 from asyncio import gather
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.turns import needs_turns
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part, stateless_part
 from jaxrl_llm.data.chat.calls import Message
@@ -37,25 +37,22 @@ Write the reply again with this knowledge, as if you had foreseen it, and do not
 Revealed = Literal["removed", "kept"]
 
 
-@method(
-    paper="arXiv 2510.09577",
-    test="test_dyna_grpo.py::test_dyna_grpo_worked_example_and_loop",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "turns": "episodes of several turns, whose replies are tried out in copies of the environment",
-    },
+@method(paper="arXiv 2510.09577", test="test_dyna_grpo.py::test_dyna_grpo_worked_example_and_loop")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    turns="episodes of several turns, whose replies are tried out in copies of the environment",
 )
 def dyna_grpo(
-    depth: Annotated[int, PAPER] = 5,
-    policy_steps: Annotated[int, OURS] = 1,
-    simulation_steps: Annotated[int, OURS] = 1,
-    revealed: Annotated[Revealed, OURS] = "removed",
-    success: Annotated[float, OURS] = 0.0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
+    depth: Paper[int] = 5,
+    policy_steps: Ours[int] = 1,
+    simulation_steps: Ours[int] = 1,
+    revealed: Ours[Revealed] = "removed",
+    success: Ours[float] = 0.0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
 ) -> Algorithm:
     """Dyna-GRPO, the second stage of Dyna-Mind.
 

@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative, Share
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import NonNegative, Ours, Share
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, sequence_ratio
 from jaxrl_llm.rewards.transforms import rescore
@@ -23,20 +21,17 @@ def discounted_by_round(batch: Trajectories, gamma: Share) -> Array:
     return gamma**later * batch.scores
 
 
-@method(
-    paper="arXiv 2511.07327",
-    test="test_turn_shaped.py::test_eapo_iterresearch_worked_example",
-    needs={
-        "episode": "rounds of one episode as rows",
-        "first_turn": "the order of the rounds",
-        "fresh_prompts": "a prompt of its own for each round; on whole conversations the method is GSPO",
-    },
+@method(paper="arXiv 2511.07327", test="test_turn_shaped.py::test_eapo_iterresearch_worked_example")
+@run_needs(
+    episode="rounds of one episode as rows",
+    first_turn="the order of the rounds",
+    fresh_prompts="a prompt of its own for each round; on whole conversations the method is GSPO",
 )
 def eapo_iterresearch(
-    gamma: Annotated[float, OURS] = 0.995,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 3e-4,
-    clip_high: Annotated[NonNegative, OURS] = 4e-4,
+    gamma: Ours[float] = 0.995,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 3e-4,
+    clip_high: Ours[NonNegative] = 4e-4,
 ) -> Algorithm:
     """Efficiency-Aware Policy Optimization (EAPO of IterResearch).
 

@@ -1,7 +1,6 @@
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import jax.numpy as jnp
 
@@ -9,8 +8,8 @@ from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.agent_r import after, common_steps, starts
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Count, Fraction, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, stateless
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import best_and_worst, imitation, pairwise, token_mean
@@ -28,26 +27,22 @@ REFLECT = """The last action was a mistake, and the situation is not the one tha
 take an action that sets it right."""
 
 
-@method(
-    paper="arXiv 2601.15876", test="test_evocua.py::test_pairs_are_those_of_a_loop_over_replies",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "turns": "episodes of several turns, which are compared step by step",
-    },
-    beside={
-        "tasks": ("the synthesis of tasks with programs that check them", "the run's prompts and environment"),
-        "vision": ("screens as images", "a policy that sees"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2601.15876", test="test_evocua.py::test_pairs_are_those_of_a_loop_over_replies")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    turns="episodes of several turns, which are compared step by step",
+)
+@beside("tasks", "the synthesis of tasks with programs that check them", "the run's prompts and environment")
+@beside("vision", "screens as images", "a policy that sees")
 def evocua(
-    first: Annotated[Count, OURS] = 2,
-    low: Annotated[Fraction, OURS] = 0.1,
-    high: Annotated[Fraction, OURS] = 0.9,
-    success: Annotated[float, OURS] = 0.5,
-    preference: Annotated[NonNegative, OURS] = 1.0,
-    beta: Annotated[Positive, OURS] = 0.1,
-    round_updates: Annotated[Count, OURS] = 100,
+    first: Ours[Count] = 2,
+    low: Ours[Fraction] = 0.1,
+    high: Ours[Fraction] = 0.9,
+    success: Ours[float] = 0.5,
+    preference: Ours[NonNegative] = 1.0,
+    beta: Ours[Positive] = 0.1,
+    round_updates: Ours[Count] = 100,
 ) -> Algorithm:
     """Learning from successes, and from the step at which a failure leaves one (EvoCUA).
 
@@ -81,8 +76,7 @@ def evocua(
 
 def is_of_pair(batch: Trajectories) -> Array:
     """bool[N]: rows of a pair of steps, whose info["part"] is above 0."""
-    found = (batch.info or {}).get("part")
-    return jnp.zeros(batch.group.shape, bool) if found is None else jnp.nan_to_num(found) > 0
+    return batch.entry("part", 0) > 0
 
 
 @part

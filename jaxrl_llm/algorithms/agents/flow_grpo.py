@@ -1,37 +1,34 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, needs_turns, of_episode, turn_advantages
 from jaxrl_llm.advantages.episodes import EPISODES, episode_keys
-from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, presets, run_needs
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, chain, control, stateless_part, weighted
 from jaxrl_llm.objectives.averages import average_part, token_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2510.05592",
-    test="test_turn_rows.py::test_flow_grpo_worked_example_and_loop",
-    needs={
-        "episode": "turns of one episode as rows",
-        "first_turn": "the order of the turns",
-        "fresh_prompts": "a prompt of its own, with the memory, for each turn; whole conversations are one row",
-        "turns": "episodes of several turns",
-    },
-    beside={"modules": ("the frozen modules beside the planner", "the run's environment")},
+@method(paper="arXiv 2510.05592", test="test_turn_rows.py::test_flow_grpo_worked_example_and_loop")
+@run_needs(
+    episode="turns of one episode as rows",
+    first_turn="the order of the turns",
+    fresh_prompts="a prompt of its own, with the memory, for each turn; whole conversations are one row",
+    turns="episodes of several turns",
 )
+@beside("modules", "the frozen modules beside the planner", "the run's environment")
 @presets(paper={"over": "episodes", "average": "episode"}, code={"over": "turns", "average": "token"})
 def flow_grpo(
-    over: Annotated[Literal["episodes", "turns"], PAPER] = "episodes",
-    average: Annotated[Literal["episode", "token"], PAPER] = "episode",
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.3,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
+    over: Paper[Literal["episodes", "turns"]] = "episodes",
+    average: Paper[Literal["episode", "token"]] = "episode",
+    epsilon: Code[NonNegative] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.3,
+    kl_coefficient: Code[NonNegative] = 0.001,
 ) -> Algorithm:
     """Flow-based group refined policy optimization (Flow-GRPO of AgentFlow).
 
@@ -70,8 +67,7 @@ def episode_shares(batch: Trajectories) -> Trajectories:
     tokens = jax.ops.segment_sum(acted.reshape(-1).astype(jnp.float32), key, num_segments=N * L + 1)[key]
     own = jnp.where(acted, 1 / jnp.maximum(tokens.reshape(N, L), 1), 0.0)
     keys, some = episode_keys(batch), jnp.any(acted, axis=1)
-    (turns,) = bucket_sums(keys, jnp.sum(own, axis=1))
-    (rows,) = bucket_sums(keys, some.astype(jnp.float32))
+    turns, rows = bucket_sums(keys, jnp.sum(own, axis=1), some.astype(jnp.float32))
     count = jnp.sum(jnp.where(some, 1 / jnp.maximum(rows, 1), 0.0))
     return batch.with_info(token_share=own / jnp.maximum(turns, 1)[:, None]).with_controls(episodes=count)
 

@@ -1,28 +1,23 @@
-from typing import Annotated, Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import needs_turns, of_episode, turn_advantages
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Divisor, NonNegative, Ours
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2508.10548",
-    test="test_turn_shaped.py::test_g_ra_worked_example",
-    needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2508.10548", test="test_turn_shaped.py::test_g_ra_worked_example")
+@run_needs(turn_rewards="rewards of turns", turns="episodes of several turns")
 def g_ra(
-    thresholds: Annotated[str, OURS] = "0",
-    order: Annotated[str, OURS] = "",
-    scale: Annotated[Literal["none", "std"], OURS] = "std",
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    thresholds: Ours[str] = "0",
+    order: Ours[str] = "",
+    scale: Ours[Divisor] = "std",
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
 ) -> Algorithm:
     """Gated Reward Accumulation (G-RA).
 

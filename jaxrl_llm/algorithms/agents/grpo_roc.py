@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative, NonNegativeInt, Share
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, NonNegative, NonNegativeInt, Share
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -45,28 +43,24 @@ def cleanest_right_rows_out(
         penalty = penalty + 1.0 - jnp.nan_to_num(form)
     elif component not in (None, FORM):
         raise InputError(f"grpo_roc: the reward has no component {component!r}, which says if the form is right")
-    noise = row_noise(batch, 0)
-    rank = ranks_within(2 * batch.group + right, jnp.where(right, -penalty, 0.0), noise, scored)
+    rank = ranks_within(2 * batch.group + right, jnp.where(right, -penalty, 0.0), row_noise(batch, 0), scored)
     return scored & ~whole & (rank >= jnp.where(right, one, zero))
 
 
-@method(
-    paper="arXiv 2508.20722",
-    test="test_turn_shaped.py::test_grpo_roc_worked_example",
-    needs={
-        "calls": "calls of tools",
-        "failed_calls": "calls that gave an error",
-        "one_answer": "the form of the answer, half of the penalty, with the weight 0: 'one_answer*0'",
-    },
+@method(paper="arXiv 2508.20722", test="test_turn_shaped.py::test_grpo_roc_worked_example")
+@run_needs(
+    calls="calls of tools",
+    failed_calls="calls that gave an error",
+    one_answer="the form of the answer, half of the penalty, with the weight 0: 'one_answer*0'",
 )
 def grpo_roc(
-    keep: Annotated[Share, CODE] = 0.5,
-    least_right: Annotated[NonNegativeInt, CODE] = 2,
-    least_wrong: Annotated[NonNegativeInt, CODE] = 2,
-    component: Annotated[str | None, CODE] = "one_answer",
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
+    keep: Code[Share] = 0.5,
+    least_right: Code[NonNegativeInt] = 2,
+    least_wrong: Code[NonNegativeInt] = 2,
+    component: Code[str | None] = "one_answer",
+    epsilon: Code[NonNegative] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.28,
 ) -> Algorithm:
     """GRPO with Resampling on Correct (GRPO-RoC of rStar2-Agent).
 

@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, needs_turns
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -19,20 +17,17 @@ def credit_of_calls(batch: Trajectories, call_credit: float, most: float, succes
     return jnp.where(batch.scores > success, 1.0, jnp.minimum(-1.0 + call_credit * calls, most))
 
 
-@method(
-    paper="arXiv 2510.11701",
-    test="test_turn_shaped.py::test_grpo_tcr_worked_example_and_loop",
-    needs={"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
-)
+@method(paper="arXiv 2510.11701", test="test_turn_shaped.py::test_grpo_tcr_worked_example_and_loop")
+@run_needs(first_turn="how many turns came before", turns="turns with calls of tools")
 def grpo_tcr(
-    call_credit: Annotated[float, CODE] = 0.1,
-    failed_at_most: Annotated[float, CODE] = -0.6,
-    success: Annotated[float, CODE] = 0.0,
-    longest: Annotated[int | None, CODE] = 20480,
-    overlong_buffer: Annotated[int, CODE] = 4096,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
+    call_credit: Code[float] = 0.1,
+    failed_at_most: Code[float] = -0.6,
+    success: Code[float] = 0.0,
+    longest: Code[int | None] = 20480,
+    overlong_buffer: Code[int] = 4096,
+    epsilon: Code[NonNegative] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.28,
 ) -> Algorithm:
     """GRPO with credit for tool calls (GRPO-TCR of Demystifying RL in Agentic Reasoning).
 

@@ -2,12 +2,12 @@ from asyncio import gather
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, one_reward_of, run_settings
+from jaxrl_llm.core.annotations import AtLeastTwo, Count, NonNegative, NonNegativeInt, Ours, Positive
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.curriculum.embedded import text_features
@@ -27,22 +27,18 @@ Array = np.ndarray[Any, Any]
 Embed = Callable[[str], Array]  # a text -> f[d]
 
 
-@method(
-    paper="arXiv 2502.04686", test="test_lspo.py::test_candidates_are_ordered_by_the_solved_game",
-    beside={
-        "deep": ("Deep CFR, networks in place of tables of regrets, and discussions of many rounds", "larger games"),
-        "embedding": ("a model that embeds texts", "`embed` of `latent_talk`; by default hashed counts of words"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2502.04686", test="test_lspo.py::test_candidates_are_ordered_by_the_solved_game")
+@beside("deep", "Deep CFR, networks in place of tables of regrets, and discussions of many rounds", "larger games")
+@beside("embedding", "a model that embeds texts", "`embed` of `latent_talk`; by default hashed counts of words")
 @run_settings(one_reward_of(ENVIRONMENT, why="the game"))
 def lspo(
-    clusters: Annotated[int, Range(least=2), OURS] = 2,
-    growth: Annotated[NonNegativeInt, OURS] = 1,
-    round_steps: Annotated[Count, OURS] = 50,
-    replies: Annotated[Count, OURS] = 8,
-    iterations: Annotated[Count, OURS] = 200,
-    prior: Annotated[NonNegative, OURS] = 1.0,
-    beta: Annotated[Positive, OURS] = 0.1,
+    clusters: Ours[AtLeastTwo] = 2,
+    growth: Ours[NonNegativeInt] = 1,
+    round_steps: Ours[Count] = 50,
+    replies: Ours[Count] = 8,
+    iterations: Ours[Count] = 200,
+    prior: Ours[NonNegative] = 1.0,
+    beta: Ours[Positive] = 0.1,
 ) -> Algorithm:
     """Latent Space Policy Optimization: games of words solved over clusters of what can be said (LSPO).
 

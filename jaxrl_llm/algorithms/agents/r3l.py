@@ -1,15 +1,15 @@
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import needs_turns
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.algorithm import turn_in_episode
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
@@ -31,26 +31,21 @@ from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.utils.errors import is_off
 
 
-@method(
-    paper="arXiv 2601.03715",
-    test="test_agent_retries.py::test_r3l_worked_example_and_loop",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "turns": "episodes of several turns, which are tried again from one of them",
-    },
-    beside={
-        "queue": ("the queue of earlier experiences", "a store of retries"),
-        "steps": ("the variant that retries step by step", "retries of single steps"),
-    },
+@method(paper="arXiv 2601.03715", test="test_agent_retries.py::test_r3l_worked_example_and_loop")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    turns="episodes of several turns, which are tried again from one of them",
 )
+@beside("queue", "the queue of earlier experiences", "a store of retries")
+@beside("steps", "the variant that retries step by step", "retries of single steps")
 def r3l(
-    alpha: Annotated[NonNegative, PAPER] = 3.0,
-    full_reward: Annotated[float, CODE] = 1.0,
-    baseline: Annotated[Literal["mean", "log_mean_exp"], CODE] = "mean",
-    temperature: Annotated[Positive, CODE] = 1.0,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    reflection_tokens: Annotated[int, CODE] = 4096,
+    alpha: Paper[NonNegative] = 3.0,
+    full_reward: Code[float] = 1.0,
+    baseline: Code[Literal["mean", "log_mean_exp"]] = "mean",
+    temperature: Code[Positive] = 1.0,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    reflection_tokens: Code[int] = 4096,
 ) -> Algorithm:
     """Reflect-then-Retry Reinforcement Learning (R3L).
 
@@ -114,8 +109,7 @@ def amplified_advantages(
     count, b, _ = bucket_moments(group, known)
     if temperature is not None:
         top = bucket_best(group, known)
-        inner = jnp.where(jnp.isnan(known), 0.0, jnp.exp((known - top) / temperature))
-        (total,) = bucket_sums(group, inner)
+        (total,) = bucket_sums(group, jnp.where(jnp.isnan(known), 0.0, jnp.exp((known - top) / temperature)))
         b = top + temperature * jnp.log(jnp.maximum(total, 1e-30) / jnp.maximum(count, 1))
     above = scores - jnp.where(count > 1, b, 0.0)
     A = jnp.where(scores >= full_reward, 1.0, jnp.where(above >= 0, alpha * above, above))

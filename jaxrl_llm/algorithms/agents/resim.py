@@ -3,13 +3,13 @@ import math
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Count, Ours, Paper
 from jaxrl_llm.core.parts import chain, stateless
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.objectives import imitation, token_mean
@@ -31,18 +31,13 @@ Write your next reply with this knowledge, as if you had foreseen it: say what e
 choose. Do not mention that they were tried out."""
 
 
-@method(
-    paper="arXiv 2510.09577",
-    test="test_resim.py::test_resim_learns_replies_that_have_seen_what_follows",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "turns": "episodes of several turns, whose states are gone on from in copies of the environment",
-    },
+@method(paper="arXiv 2510.09577", test="test_resim.py::test_resim_learns_replies_that_have_seen_what_follows")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    turns="episodes of several turns, whose states are gone on from in copies of the environment",
 )
-def resim(
-    branches: Annotated[Count, OURS] = 4, depth: Annotated[Count, PAPER] = 5, success: Annotated[float, OURS] = 0.0
-) -> Algorithm:
+def resim(branches: Ours[Count] = 4, depth: Paper[Count] = 5, success: Ours[float] = 0.0) -> Algorithm:
     """ReSim, the first stage of Dyna-Mind.
 
     Supervised learning to foresee. Before each reply of an episode the policy plays `branches` ways on, each of at most

@@ -1,11 +1,11 @@
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, Fraction, NonNegative, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import AtLeastTwo, Code, Count, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.core.population import League
 from jaxrl_llm.games import MetaSolver, shor
@@ -13,19 +13,17 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.self_play import MEMBER, against_league
 
 
-@method(
-    paper="arXiv 2602.16928", test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop",
-    needs={MEMBER: "games against a league: --environment GAME --players 2"},
-    beside={"search": ("the search for solvers by a language model", "evolution of programs")},
-)  # fmt: skip
+@method(paper="arXiv 2602.16928", test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop")
+@run_needs(league_member="games against a league: --environment GAME --players 2")
+@beside("search", "the search for solvers by a language model", "evolution of programs")
 def shor_psro(
-    size: Annotated[int, Range(least=2), OURS] = 8,
-    every: Annotated[Count, OURS] = 20,
-    rate: Annotated[Fraction, OURS] = 0.2,
-    payoff_range: Annotated[Positive, OURS] = 1.0,
-    iterations: Annotated[Count, CODE] = 75,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    size: Ours[AtLeastTwo] = 8,
+    every: Ours[Count] = 20,
+    rate: Ours[Fraction] = 0.2,
+    payoff_range: Ours[Positive] = 1.0,
+    iterations: Code[Count] = 75,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
 ) -> Algorithm:
     """Self-play against a league, by a mixture from diversity to equilibrium (SHOR-PSRO).
 
@@ -65,9 +63,6 @@ def league_mixture(league: League, solver: MetaSolver, rate: Fraction = 0.2, pay
     """
     K = league.size
 
-    def init() -> Payoffs:
-        return Payoffs(jnp.zeros((K, K)), jnp.zeros(K), jnp.zeros(K).at[0].set(1.0), jnp.int32(0))
-
     def apply(state: Payoffs, batch: Trajectories) -> tuple[State, Trajectories]:
         member = (batch.info or {}).get(MEMBER, jnp.zeros(batch.scores.shape))
         member = jnp.where(jnp.isnan(batch.scores + member), K, jnp.nan_to_num(member)).astype(jnp.int32)
@@ -89,4 +84,5 @@ def league_mixture(league: League, solver: MetaSolver, rate: Fraction = 0.2, pay
         state = Payoffs(matrix, own, mixture, updates)
         return state, batch.with_controls(**{f"league/{k}": mixture[k] for k in range(K)})
 
-    return Transform(init, apply, frozenset({MEMBER}))
+    start = Payoffs(jnp.zeros((K, K)), jnp.zeros(K), jnp.zeros(K).at[0].set(1.0), jnp.int32(0))
+    return Transform(lambda: start, apply, frozenset({MEMBER}))

@@ -1,12 +1,10 @@
-from typing import Annotated, Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import compared, drop_rows, of_episode, turn_advantages
 from jaxrl_llm.advantages.episodes import EPISODES, turns_before
 from jaxrl_llm.advantages.turns import OfTurns, episode_backwards, rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative
+from jaxrl_llm.core.annotations import Code, Counted, Fraction, NonNegative, Ours
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -16,19 +14,19 @@ from jaxrl_llm.rollouts.agents.program import semi_online
 @method(paper="arXiv 2509.11543", test="test_turn_rows.py::test_ui_s1_worked_example_and_loop")
 @run_settings(one_reward_of("environment", why="the reward of its recorded environment"))
 def ui_s1(
-    gamma: Annotated[float, CODE] = 0.5,
-    patches: Annotated[int, CODE] = 2,
-    step_weight: Annotated[float, CODE] = 1.0,
-    episode_weight: Annotated[float, CODE] = 1.0,
-    over: Annotated[Literal["rows", "turns"], CODE] = "turns",
-    least_deviation: Annotated[float, CODE] = 0.3,
-    matched: Annotated[float, OURS] = 0.8,
-    column: Annotated[str, OURS] = "steps",
-    turns: Annotated[int, OURS] = 16,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 1e-4,
+    gamma: Code[float] = 0.5,
+    patches: Code[int] = 2,
+    step_weight: Code[float] = 1.0,
+    episode_weight: Code[float] = 1.0,
+    over: Code[Counted] = "turns",
+    least_deviation: Code[float] = 0.3,
+    matched: Ours[float] = 0.8,
+    column: Ours[str] = "steps",
+    turns: Ours[int] = 16,
+    epsilon: Code[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 1e-4,
 ) -> Algorithm:
     """Semi-online reinforcement learning (UI-S1).
 
@@ -59,8 +57,7 @@ def ui_s1(
 @batch_part
 def same_turn_of_episode(batch: Trajectories) -> Array:
     """Keys: turns of a group with the same number in their episodes, also where these are several rows."""
-    turns = turn_mask(batch).shape[1]
-    number = turns_before(batch)[:, None] + jnp.arange(turns)
+    number = turns_before(batch)[:, None] + jnp.arange(turn_mask(batch).shape[1])
     return joint_key(jnp.broadcast_to(batch.group[:, None], number.shape), number)
 
 

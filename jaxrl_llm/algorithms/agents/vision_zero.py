@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, Range
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, one_reward_of, run_settings
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours, Paper, Range, Recalled
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
@@ -39,26 +39,24 @@ Clues:
 Who is the spy? You are player {player}. Think, and end with [[the number of the spy]], or with [[n/a]]."""
 
 
-@method(
-    paper="arXiv 2509.25541", test="test_vision_zero.py::test_stages_baselines_and_the_switch",
-    beside={"vision": ("scenes as images", "vision policies; scenes are texts")},
-)  # fmt: skip
+@method(paper="arXiv 2509.25541", test="test_vision_zero.py::test_stages_baselines_and_the_switch")
+@beside("vision", "scenes as images", "vision policies; scenes are texts")
 @run_settings(one_reward_of(ENVIRONMENT, why="the rewards of the game"))
 def vision_zero(
-    players: Annotated[int, Range(least=3), PAPER] = 4,
-    rounds: Annotated[Count, PAPER] = 2,
-    votes_weight: Annotated[NonNegative, PAPER] = 0.1,
-    suspicion_weight: Annotated[NonNegative, PAPER] = 0.1,
-    baseline_decay: Annotated[Fraction, PAPER] = 0.95,
-    decay: Annotated[Fraction, PAPER] = 0.95,
-    accuracy_up: Annotated[Fraction, PAPER] = 0.9,
-    error_up: Annotated[Fraction, RECALLED] = 0.4,
-    unknown_up: Annotated[Fraction, RECALLED] = 0.5,
-    unknown_down: Annotated[Fraction, RECALLED] = 0.1,
-    least_updates: Annotated[NonNegativeInt, RECALLED] = 5,
-    start: Annotated[Literal["clues", "decisions"], OURS] = "clues",
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.04,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    players: Paper[Annotated[int, Range(least=3)]] = 4,
+    rounds: Paper[Count] = 2,
+    votes_weight: Paper[NonNegative] = 0.1,
+    suspicion_weight: Paper[NonNegative] = 0.1,
+    baseline_decay: Paper[Fraction] = 0.95,
+    decay: Paper[Fraction] = 0.95,
+    accuracy_up: Paper[Fraction] = 0.9,
+    error_up: Recalled[Fraction] = 0.4,
+    unknown_up: Recalled[Fraction] = 0.5,
+    unknown_down: Recalled[Fraction] = 0.1,
+    least_updates: Recalled[NonNegativeInt] = 5,
+    start: Ours[Literal["clues", "decisions"]] = "clues",
+    kl_coefficient: Code[NonNegative] = 0.04,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Iterative self-play policy optimisation over a game of clues and votes (Vision-Zero).
 
@@ -224,15 +222,11 @@ def clue_and_decision(
         since = state.since + 1
         clues = jnp.where(total > 0, after(state.clues, accuracy, unknown, since), state.clues)
         stage = Stage(clues, jnp.where(clues == state.clues, since, 0), baselines, shares, total)
-        controls = {
-            "stage/clues": state.clues.astype(jnp.float32),
-            "stage/accuracy": accuracy,
-            "stage/unknown": unknown,
-        }
-        rows = batch.replace(
-            advantages=jnp.where(batch.action_mask & known[:, None], advantages, 0.0),
-            weights=batch.loss_weights * learns[:, None],
-        )
+        learning = state.clues.astype(jnp.float32)
+        controls = {"stage/clues": learning, "stage/accuracy": accuracy, "stage/unknown": unknown}
+        advantages = jnp.where(batch.action_mask & known[:, None], advantages, 0.0)
+        rows = batch.replace(advantages=advantages, weights=batch.loss_weights * learns[:, None])
         return stage, rows.with_controls(**controls)
 
-    return Transform(init, apply)
+    first = Stage(jnp.bool_(start == "clues"), jnp.int32(0), jnp.zeros(2), jnp.zeros(2), jnp.float32(0))
+    return Transform(lambda: first, apply)

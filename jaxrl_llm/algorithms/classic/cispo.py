@@ -1,18 +1,16 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper, Scale, ZeroOrOne
 from jaxrl_llm.objectives import clipped, log_probability, policy_gradient, token_mean, token_ratio
 
 
 @method(paper="arXiv 2506.13585", test="test_weighted.py::test_cispo_is_the_loop")
 def cispo(
-    clip_low: Annotated[NonNegative, PAPER] = 1.0,
-    clip_high: Annotated[NonNegative, CODE] = 4.0,
-    scale: Annotated[Scale, PAPER] = "std",
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Paper[NonNegative] = 1.0,
+    clip_high: Code[NonNegative] = 4.0,
+    scale: Paper[Scale] = "std",
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Clipped IS-Weight Policy Optimization (MiniMax-M1).
 

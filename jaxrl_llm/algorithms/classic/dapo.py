@@ -1,11 +1,9 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, mixed_groups, truncated_rows, uniform_groups
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.algorithm import DynamicSampling
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import AboveOne, AverageName, Code, Count, NonNegative, OfRun, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -15,18 +13,18 @@ from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 @method(paper="arXiv 2503.14476", test="test_group_relative.py::test_dapo_is_the_loop")
 @presets(paper={"average": "prompt"}, code={"average": "token", "dual_clip": 10.0})
 def dapo(
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    dynamic_sampling: Annotated[bool, PAPER] = True,
-    rounds: Annotated[Count, CODE] = 10,
-    accuracy: Annotated[str | None, OURS] = None,
-    overlong_buffer: Annotated[int | None, OURS] = None,
-    max_length: Annotated[Count | None, RUN] = None,
-    overlong_filter: Annotated[bool, PAPER] = False,
-    average: Annotated[AverageName, CODE] = "token",
-    dual_clip: Annotated[AboveOne | None, PAPER] = None,
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.28,
+    dynamic_sampling: Paper[bool] = True,
+    rounds: Code[Count] = 10,
+    accuracy: Ours[str | None] = None,
+    overlong_buffer: Ours[int | None] = None,
+    max_length: OfRun[Count | None] = None,
+    overlong_filter: Paper[bool] = False,
+    average: Code[AverageName] = "token",
+    dual_clip: Paper[AboveOne | None] = None,
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Decoupled Clip and Dynamic Sampling Policy Optimization (DAPO).
 

@@ -1,9 +1,9 @@
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, NonNegative, Scale, Span, ZeroOrOne
+from jaxrl_llm.core.annotations import AboveOne, Code, NonNegative, Ours, Paper, Scale, Span, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, span_ratio, token_mean
@@ -18,17 +18,17 @@ from jaxrl_llm.utils.errors import InputError
     )
 )
 def decoupled_ppo(
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    cap: Annotated[float, CODE] = 5.0,
-    correction: Annotated[Literal["mask", "truncate", "none"], CODE] = "mask",
-    proximal: Annotated[Literal["old", "interpolated"], CODE] = "old",
-    leave_count: Annotated[bool, CODE] = False,
-    span: Annotated[Span, PAPER] = "token",
-    dual_clip: Annotated[AboveOne | None, PAPER] = None,
-    scale: Annotated[Scale, OURS] = "std",
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    cap: Code[float] = 5.0,
+    correction: Code[Literal["mask", "truncate", "none"]] = "mask",
+    proximal: Code[Literal["old", "interpolated"]] = "old",
+    leave_count: Code[bool] = False,
+    span: Paper[Span] = "token",
+    dual_clip: Paper[AboveOne | None] = None,
+    scale: Ours[Scale] = "std",
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Decoupled PPO (AReaL).
 

@@ -1,17 +1,13 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import PAPER, RUN, Count, NonNegative
+from jaxrl_llm.core.annotations import Count, NonNegative, OfRun, Paper
 from jaxrl_llm.objectives import constant
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2503.20783", test="test_group_relative.py::test_dr_grpo_is_the_loop")
 def dr_grpo(
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    max_length: Annotated[Count | None, RUN] = None,
+    clip_low: Paper[NonNegative] = 0.2, clip_high: Paper[NonNegative] = 0.2, max_length: OfRun[Count | None] = None
 ) -> Algorithm:
     """GRPO Done Right (Understanding R1-Zero-Like Training).
 

@@ -1,9 +1,9 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import decoupled
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import AverageName, Code, NonNegative, Paper, ZeroOrOne
 
 
 @method(paper="arXiv 2601.05242", test="test_multi_reward.py::test_gdpo_against_a_loop")
@@ -12,15 +12,15 @@ from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, NonNegative, Ze
     code={"normalise": "tokens", "epsilon": 1e-6, "batch_epsilon": 1e-8, "average": "token"},
 )
 def gdpo(
-    weights: Annotated[str, PAPER] = "",
-    normalise: Annotated[Literal["none", "sequences", "tokens"], PAPER] = "sequences",
-    epsilon: Annotated[NonNegative, CODE] = 1e-4,
-    batch_epsilon: Annotated[NonNegative, CODE] = 1e-4,
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.0,
-    average: Annotated[AverageName, PAPER] = "sequence",
+    weights: Paper[str] = "",
+    normalise: Paper[Literal["none", "sequences", "tokens"]] = "sequences",
+    epsilon: Code[NonNegative] = 1e-4,
+    batch_epsilon: Code[NonNegative] = 1e-4,
+    ddof: Code[ZeroOrOne] = 1,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.0,
+    average: Paper[AverageName] = "sequence",
 ) -> Algorithm:
     """Group reward-Decoupled Normalization Policy Optimization (GDPO).
 

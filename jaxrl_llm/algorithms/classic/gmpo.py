@@ -1,20 +1,18 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper, Scale, ZeroOrOne
 from jaxrl_llm.objectives import geometric_clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 
 
 @method(paper="arXiv 2507.20673", test="test_sequence_level.py::test_gmpo_is_the_loop")
 def gmpo(
-    clip_low: Annotated[NonNegative, PAPER] = 0.4,
-    clip_high: Annotated[NonNegative, PAPER] = 0.4,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.0,
-    scale: Annotated[Scale, PAPER] = "std",
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Paper[NonNegative] = 0.4,
+    clip_high: Paper[NonNegative] = 0.4,
+    kl_coefficient: Paper[NonNegative] = 0.0,
+    scale: Paper[Scale] = "std",
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Geometric-Mean Policy Optimization (GMPO).
 
@@ -28,7 +26,5 @@ def gmpo(
     """
     average = sequence_mean()
     objective = policy_gradient(token_ratio(), geometric_clip(clip_low, clip_high), average)
-    return Algorithm(
-        group_relative(scale, ddof=ddof, epsilon=epsilon),
-        regularised(objective, average, kl_coefficient=kl_coefficient),
-    )
+    objective = regularised(objective, average, kl_coefficient=kl_coefficient)
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)

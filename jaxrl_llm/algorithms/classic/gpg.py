@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from jaxrl_llm.advantages.filters import mixed_groups, uniform_groups
 from jaxrl_llm.advantages.group import group_advantage, on_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Scale
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper, Scale
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio
 
@@ -23,10 +23,10 @@ def rescaled_to_informative(batch: Trajectories, scale: Scale, epsilon: float, c
 
 @method(paper="arXiv 2504.02546", test="test_score_function.py::test_gpg_is_the_loop")
 def gpg(
-    scale: Annotated[Scale, PAPER] = "none",
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    counted_by: Annotated[Literal["variance", "nonzero"], PAPER] = "variance",
-    resample: Annotated[bool, OURS] = False,
+    scale: Paper[Scale] = "none",
+    epsilon: Code[NonNegative] = 1e-6,
+    counted_by: Paper[Literal["variance", "nonzero"]] = "variance",
+    resample: Ours[bool] = False,
 ) -> Algorithm:
     """Group Policy Gradient (GPG: A Simple and Strong Reinforcement Learning Baseline).
 

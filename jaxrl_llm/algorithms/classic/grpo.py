@@ -1,10 +1,10 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import AboveOne, AverageName, Code, Count, NonNegative, OfRun, Paper, Scale, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives.averages import average_by_name
@@ -13,17 +13,17 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 @method(paper="arXiv 2402.03300", test="test_grpo.py::test_worked_example")
 def grpo(
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.04,
-    entropy_coefficient: Annotated[NonNegative, PAPER] = 0.0,
-    scale: Annotated[Scale, PAPER] = "std",
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    average: Annotated[AverageName, PAPER] = "sequence",
-    dual_clip: Annotated[AboveOne | None, PAPER] = None,
-    group_of_one: Annotated[Literal["zero", "reward"], CODE] = "zero",
-    max_length: Annotated[Count | None, RUN] = None,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.04,
+    entropy_coefficient: Paper[NonNegative] = 0.0,
+    scale: Paper[Scale] = "std",
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
+    average: Paper[AverageName] = "sequence",
+    dual_clip: Paper[AboveOne | None] = None,
+    group_of_one: Code[Literal["zero", "reward"]] = "zero",
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Group Relative Policy Optimization (DeepSeekMath).
 

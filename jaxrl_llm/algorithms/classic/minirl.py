@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Routing
+from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Routing
 from jaxrl_llm.core.parts import Array, Trajectories
 from jaxrl_llm.objectives import capped, log_probability, policy_gradient, product, sequence_sum, token_ratio, within
 from jaxrl_llm.objectives.off_policy import mismatch
@@ -13,10 +11,10 @@ from jaxrl_llm.objectives.weights import of_scaled_ratio
 
 @method(paper="arXiv 2512.01374", test="test_mismatch.py::test_minirl_is_the_loop")
 def minirl(
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.27,
-    cap: Annotated[float, PAPER] = 5.0,
-    routing: Annotated[Routing, OURS] = "rollout",
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.27,
+    cap: Paper[float] = 5.0,
+    routing: Ours[Routing] = "rollout",
 ) -> Algorithm:
     """MiniRL (Stabilizing Reinforcement Learning with LLMs).
 

@@ -1,15 +1,13 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import PAPER, AverageName
-from jaxrl_llm.core.parts import Array, Trajectories
+from jaxrl_llm.core.annotations import AverageName, Paper
 from jaxrl_llm.objectives import log_probability
+from jaxrl_llm.rewards.transforms import row_lengths
 
 
 @method(paper="arXiv 2505.23585", test="test_score_function.py::test_opo_worked_example_and_loop")
-def opo(average: Annotated[AverageName, PAPER] = "sum") -> Algorithm:
+def opo(average: Paper[AverageName] = "sum") -> Algorithm:
     """On-Policy RL with Optimal reward baseline (OPO).
 
     The constant baseline of minimal variance is E[|grad log pi|^2 r] / E[|grad log pi|^2]. If token gradients are
@@ -23,8 +21,3 @@ def opo(average: Annotated[AverageName, PAPER] = "sum") -> Algorithm:
     """
     transform = group_relative(scale="none", baseline="weighted", weights=row_lengths)
     return Algorithm(transform, averaged_gradient(log_probability(), average))
-
-
-def row_lengths(batch: Trajectories) -> Array:
-    """f32[N]: number of actions of each sample."""
-    return batch.lengths

@@ -1,8 +1,8 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import adaptive_kl, generalised_advantages, kl_reward, normalised_values, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, Estimator, NonNegative, Positive
+from jaxrl_llm.core.annotations import AboveOne, Code, Estimator, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Transform, chain
 from jaxrl_llm.objectives import entropy, kl, value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -16,21 +16,21 @@ def chain_present(*parts: Transform | None) -> Transform:
 
 @method(paper="arXiv 1707.06347", test="test_actor_critic.py::test_ppo_is_its_loop")
 def ppo(
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    dual_clip: Annotated[AboveOne | None, PAPER] = None,
-    value_clip: Annotated[Positive | None, CODE] = 0.2,
-    value_coefficient: Annotated[NonNegative, CODE] = 1.0,
-    gamma: Annotated[float, CODE] = 1.0,
-    lam: Annotated[float, PAPER] = 0.95,
-    whiten: Annotated[bool, CODE] = True,
-    normalise_returns: Annotated[bool, OURS] = False,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.05,
-    kl_in: Annotated[Literal["reward", "loss"], CODE] = "reward",
-    kl_estimator: Annotated[Estimator | None, OURS] = None,
-    kl_target: Annotated[Positive | None, OURS] = None,
-    kl_horizon: Annotated[Positive, CODE] = 10000.0,
-    entropy_coefficient: Annotated[NonNegative, CODE] = 0.0,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    dual_clip: Paper[AboveOne | None] = None,
+    value_clip: Code[Positive | None] = 0.2,
+    value_coefficient: Code[NonNegative] = 1.0,
+    gamma: Code[float] = 1.0,
+    lam: Paper[float] = 0.95,
+    whiten: Code[bool] = True,
+    normalise_returns: Ours[bool] = False,
+    kl_coefficient: Code[NonNegative] = 0.05,
+    kl_in: Code[Literal["reward", "loss"]] = "reward",
+    kl_estimator: Ours[Estimator | None] = None,
+    kl_target: Ours[Positive | None] = None,
+    kl_horizon: Code[Positive] = 10000.0,
+    entropy_coefficient: Code[NonNegative] = 0.0,
 ) -> Algorithm:
     """Proximal Policy Optimization (PPO).
 

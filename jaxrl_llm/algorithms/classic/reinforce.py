@@ -1,11 +1,11 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import discounted_returns
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Baseline, Positive
+from jaxrl_llm.core.annotations import AverageName, Baseline, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, stateless
 from jaxrl_llm.objectives import capped, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
@@ -25,10 +25,10 @@ def minus_baseline(batch: Trajectories, baseline: Literal["batch", "group", "lea
 
 @method(paper="Machine Learning 8", year=1992, test="test_score_function.py::test_reinforce_is_the_loop")
 def reinforce(
-    baseline: Annotated[Literal["batch", "group", "leave_one_out", "none"], OURS] = "batch",
-    gamma: Annotated[float, PAPER] = 1.0,
-    average: Annotated[AverageName, PAPER] = "sum",
-    importance_cap: Annotated[Positive | None, PAPER] = None,
+    baseline: Ours[Literal["batch", "group", "leave_one_out", "none"]] = "batch",
+    gamma: Paper[float] = 1.0,
+    average: Paper[AverageName] = "sum",
+    importance_cap: Paper[Positive | None] = None,
 ) -> Algorithm:
     """REINFORCE (Simple statistical gradient-following algorithms; before arXiv).
 

@@ -1,18 +1,16 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import discounted_returns, whiten_advantages
 from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_is_the_loop")
 def reinforce_plus_plus(
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    gamma: Annotated[float, PAPER] = 1.0,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.001,
+    gamma: Paper[float] = 1.0,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
 ) -> Algorithm:
     """REINFORCE++ (Critic-Free Policy Optimization with Global Advantage Normalization).
 

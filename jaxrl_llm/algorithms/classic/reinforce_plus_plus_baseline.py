@@ -1,8 +1,8 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import group_relative, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import kl, token_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -10,11 +10,11 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 @method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_baseline_is_the_loop")
 def reinforce_plus_plus_baseline(
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.001,
-    over: Annotated[Literal["sequences", "tokens"], PAPER] = "sequences",
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    epsilon: Annotated[NonNegative, CODE] = 1e-8,
+    kl_coefficient: Ours[NonNegative] = 0.001,
+    over: Paper[Literal["sequences", "tokens"]] = "sequences",
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    epsilon: Code[NonNegative] = 1e-8,
 ) -> Algorithm:
     """REINFORCE++ with a group baseline (REINFORCE++).
 

@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import AverageName, Code, Fraction, NonNegative, Paper, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, stateless
 from jaxrl_llm.objectives import log_probability
 
@@ -27,10 +25,10 @@ def above_greedy(batch: Trajectories, gamma: float, reward_clip: float | None) -
     code={"gamma": 0.99, "reward_clip": 5.0, "average": "token"},
 )
 def remax(
-    gamma: Annotated[Fraction, PAPER] = 1.0,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.05,
-    reward_clip: Annotated[Positive | None, PAPER] = None,
-    average: Annotated[AverageName, PAPER] = "sum",
+    gamma: Paper[Fraction] = 1.0,
+    kl_coefficient: Code[NonNegative] = 0.05,
+    reward_clip: Paper[Positive | None] = None,
+    average: Paper[AverageName] = "sum",
 ) -> Algorithm:
     """ReMax (A Simple, Effective, and Efficient RL Method for Aligning LLMs).
 

@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from jaxrl_llm.advantages import kl_reward, on_actions
 from jaxrl_llm.advantages.group import above_baseline, standardised
 from jaxrl_llm.advantages.returns import terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain
 from jaxrl_llm.objectives import policy_gradient, sequence_mean, sequence_ratio, sequence_sum, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import clip, log_probability
@@ -23,11 +23,11 @@ def leave_one_out(batch: Trajectories, normalise: bool, epsilon: float) -> Array
 
 @method(paper="arXiv 2402.14740", test="test_score_function.py::test_rloo_is_the_loop")
 def rloo(
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.03,
-    loss: Annotated[Literal["policy_gradient", "sequence_clip", "token_clip"], PAPER] = "policy_gradient",
-    clip_range: Annotated[float, CODE] = 0.2,
-    normalise: Annotated[bool, PAPER] = False,
-    epsilon: Annotated[NonNegative, CODE] = 1e-4,
+    kl_coefficient: Paper[NonNegative] = 0.03,
+    loss: Paper[Literal["policy_gradient", "sequence_clip", "token_clip"]] = "policy_gradient",
+    clip_range: Code[float] = 0.2,
+    normalise: Paper[bool] = False,
+    epsilon: Code[NonNegative] = 1e-4,
 ) -> Algorithm:
     """REINFORCE Leave-One-Out (Back to Basics: Revisiting REINFORCE Style Optimization).
 

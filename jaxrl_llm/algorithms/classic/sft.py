@@ -1,9 +1,7 @@
-from typing import Annotated, Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS
+from jaxrl_llm.core.annotations import Code, Ours, Replies
 from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, objective_part, stateless
 from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.guidance.responses import written_completions
@@ -13,9 +11,7 @@ from jaxrl_llm.utils.errors import InputError
 @method(paper="arXiv 2109.01652", test="test_supervised.py::test_sft_by_loop")
 @run_settings(*given_responses(1))
 def sft(
-    column: Annotated[str | None, OURS] = None,
-    turns: Annotated[Literal["last", "all"], CODE] = "last",
-    report_accuracy: Annotated[bool, CODE] = True,
+    column: Ours[str | None] = None, turns: Code[Replies] = "last", report_accuracy: Code[bool] = True
 ) -> Algorithm:
     """Supervised fine-tuning (SFT).
 

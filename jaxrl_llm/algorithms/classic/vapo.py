@@ -1,25 +1,23 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import generalised_advantages, length_adaptive, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive
 from jaxrl_llm.objectives import count_tokens, imitation, mean_by, right_answers, value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
 @method(paper="arXiv 2504.05118", test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
 def vapo(
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    alpha: Annotated[NonNegative, PAPER] = 0.05,
-    value_clip: Annotated[Positive | None, OURS] = 0.2,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    gamma: Annotated[float, PAPER] = 1.0,
-    lam_critic: Annotated[float, PAPER] = 1.0,
-    whiten: Annotated[bool, OURS] = True,
-    imitation_coefficient: Annotated[NonNegative, PAPER] = 0.1,
-    success: Annotated[float, OURS] = 0.5,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.28,
+    alpha: Paper[NonNegative] = 0.05,
+    value_clip: Ours[Positive | None] = 0.2,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    gamma: Paper[float] = 1.0,
+    lam_critic: Paper[float] = 1.0,
+    whiten: Ours[bool] = True,
+    imitation_coefficient: Paper[NonNegative] = 0.1,
+    success: Ours[float] = 0.5,
 ) -> Algorithm:
     """Value-based Augmented PPO (VAPO).
 

@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Rule
+from jaxrl_llm.core.annotations import AtLeastOne, AverageName, Code, NonNegative, OfRun, Ours, Paper, Rule
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 
@@ -15,17 +15,17 @@ Edges = Literal["lenient", "strict"]
 
 @method(paper="arXiv 2602.10019", test="test_shaped_reward.py::test_adora_against_a_loop")
 def adora(
-    rule: Annotated[Rule, CODE] = "length",
-    weight: Annotated[float, CODE] = 1.0,
-    other_weight: Annotated[NonNegative, CODE] = 0.1,
-    success: Annotated[float, OURS] = 0.5,
-    hard: Annotated[float, PAPER] = 0.5,
-    edges: Annotated[Edges, CODE] = "strict",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    average: Annotated[AverageName, CODE] = "token",
-    max_length: Annotated[AtLeastOne | None, RUN] = None,
+    rule: Code[Rule] = "length",
+    weight: Code[float] = 1.0,
+    other_weight: Code[NonNegative] = 0.1,
+    success: Ours[float] = 0.5,
+    hard: Paper[float] = 0.5,
+    edges: Code[Edges] = "strict",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.001,
+    average: Code[AverageName] = "token",
+    max_length: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """Advantage Dynamics via Online Rollout Adaptation (ADORA).
 

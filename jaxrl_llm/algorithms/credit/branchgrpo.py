@@ -3,19 +3,10 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.trees.credit import (
-    EQUAL,
-    NODE,
-    Tree,
-    node_values,
-    scored_tree,
-    shared_once,
-    shares,
-    tree_credit,
-    tree_of,
-)
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Range
+from jaxrl_llm.advantages import shared_once
+from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, Tree, node_values, scored_tree, shares, tree_credit, tree_of
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.trees import tree
@@ -34,22 +25,19 @@ def numbers_in(name: str, text: str) -> list[float]:
         raise InputError(f"{name} is {shown(text)}, but must be numbers, separated by commas") from None
 
 
-@method(
-    paper="arXiv 2509.06040",
-    test="test_trees.py::test_branchgrpo_against_a_loop",
-    beside={"images": ("the sampler of images and its noise; segments of texts take their place", "diffusion")},
-)
+@method(paper="arXiv 2509.06040", test="test_trees.py::test_branchgrpo_against_a_loop")
+@beside("images", "the sampler of images and its noise; segments of texts take their place", "diffusion")
 def branchgrpo(
-    forks: Annotated[int, Range(least=1, most=64), CODE] = 4,
-    spacing: Annotated[Count, OURS] = 64,
-    branches: Annotated[int, CODE] = 2,
-    fusion: Annotated[Literal["mean", "softmax"], CODE] = "mean",
-    alpha: Annotated[NonNegative, CODE] = 1.0,
-    keep: Annotated[Literal["all", "best", "extremes"], CODE] = "all",
-    skip_depths: Annotated[str, CODE] = "",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    epsilon: Annotated[NonNegative, CODE] = 1e-8,
+    forks: Code[Annotated[int, Range(least=1, most=64)]] = 4,
+    spacing: Ours[Count] = 64,
+    branches: Code[int] = 2,
+    fusion: Code[Literal["mean", "softmax"]] = "mean",
+    alpha: Code[NonNegative] = 1.0,
+    keep: Code[Literal["all", "best", "extremes"]] = "all",
+    skip_depths: Code[str] = "",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    epsilon: Code[NonNegative] = 1e-8,
 ) -> Algorithm:
     """BranchGRPO (Stable and Efficient GRPO with Structured Branching in Diffusion Models).
 
@@ -118,8 +106,7 @@ def last_segments_kept(batch: Trajectories, keep: Literal["best", "extremes"]) -
     tree, r = scored_tree(batch), batch.scores
     fork = tree.root if keep == "extremes" else jnp.max(jnp.where(tree.last, tree.parent, -1), axis=1)
     fork = jnp.where(fork < 0, tree.root, fork)
-    best = jax.ops.segment_max(jnp.where(jnp.isnan(r), -jnp.inf, r), fork, num_segments=tree.bound)[fork]
-    kept = r >= best
+    kept = r >= jax.ops.segment_max(jnp.where(jnp.isnan(r), -jnp.inf, r), fork, num_segments=tree.bound)[fork]
     if keep == "extremes":
         kept |= r <= jax.ops.segment_min(jnp.where(jnp.isnan(r), jnp.inf, r), fork, num_segments=tree.bound)[fork]
     return batch.replace(weights=batch.loss_weights * (kept[:, None] | ~tree.last))

@@ -1,10 +1,8 @@
-from typing import Annotated, Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, PAPER, AboveOne, Count, NonNegative
+from jaxrl_llm.core.annotations import AboveOne, AverageOver, Code, Count, NonNegative, Paper
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, chain, control, counted, part, step_part
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, sequence_mean, token_mean, token_ratio
@@ -30,12 +28,12 @@ def internal_ratio(layer: int) -> Ratio:
 @method(paper="arXiv 2512.19673", test="test_token_credit.py::test_bupo_against_a_loop")
 @presets(paper={"average": "sequence", "dual_clip": None}, code={"average": "token", "dual_clip": 10.0})
 def bupo(
-    layer: Annotated[Count, PAPER] = 6,
-    internal_steps: Annotated[NonNegative, PAPER] = 30,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[AboveOne | None, PAPER] = None,
-    average: Annotated[Literal["sequence", "token"], PAPER] = "sequence",
+    layer: Paper[Count] = 6,
+    internal_steps: Paper[NonNegative] = 30,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    dual_clip: Paper[AboveOne | None] = None,
+    average: Paper[AverageOver] = "sequence",
 ) -> Algorithm:
     """Bottom-up Policy Optimization (BuPO).
 

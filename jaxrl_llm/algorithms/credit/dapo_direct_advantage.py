@@ -1,13 +1,12 @@
 from asyncio import gather
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.algorithms.method import Algorithm, exactly, method, run_settings, several_steps
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, PositiveNumber
+from jaxrl_llm.algorithms.method import Algorithm, beside, exactly, method, run_settings, several_steps
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper, Positive, PositiveNumber
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments
 from jaxrl_llm.core.parts import Metrics, control, counted_part, objective_part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
@@ -22,11 +21,9 @@ from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
     paper="arXiv 2412.18279",
     year=2025,
     test="test_direct_advantage.py::test_direct_advantage_against_its_worked_example",
-    beside={
-        "phases": ("a critic that is fitted to a whole data set before the policy, and not beside it", "critic_alone"),
-        "balanced": ("states of six solutions of a problem, half of them right", "nothing yet"),
-    },
-)  # fmt: skip
+)
+@beside("phases", "a critic that is fitted to a whole data set before the policy, and not beside it", "critic_alone")
+@beside("balanced", "states of six solutions of a problem, half of them right", "nothing yet")
 @run_settings(
     several_steps("several gradient steps on a batch, towards log-ratios of advantage / beta", 4),
     exactly(
@@ -34,11 +31,11 @@ from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
     ),
 )
 def dapo_direct_advantage(
-    beta: Annotated[Positive, PAPER] = 0.02,
-    continuations: Annotated[Count, PAPER] = 16,
-    gap: Annotated[NonNegative, PAPER] = 0.1,
-    critic_alone: Annotated[NonNegativeInt, OURS] = 20,
-    value_coefficient: Annotated[Positive, OURS] = 1.0,
+    beta: Paper[Positive] = 0.02,
+    continuations: Paper[Count] = 16,
+    gap: Paper[NonNegative] = 0.1,
+    critic_alone: Ours[NonNegativeInt] = 20,
+    value_coefficient: Ours[Positive] = 1.0,
 ) -> Algorithm:
     """Direct Advantage Policy Optimization (not the DAPO of decoupled clips).
 
@@ -108,9 +105,7 @@ def after_line(batch: Trajectories) -> jnp.ndarray:
 
     By info["line_tokens"], see `next_lines`; none without it, and where it is NaN, as of a group that failed.
     """
-    count = (batch.info or {}).get(LINE_TOKENS)
-    if count is None:
-        return jnp.zeros(batch.action_mask.shape, bool)
+    count = batch.entry(LINE_TOKENS, 0)
     return batch.action_mask & (batch.action_index == count[:, None]) & (count > 0)[:, None]
 
 

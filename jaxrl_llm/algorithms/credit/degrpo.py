@@ -1,8 +1,6 @@
-from typing import Annotated, Literal
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative
+from jaxrl_llm.core.annotations import AverageOver, Code, Count, NonNegative, Ours
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.objectives.averages import Tokens, token_groups, token_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy, regularised
@@ -10,13 +8,13 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy, regularised
 
 @method(paper="arXiv 2505.13379", test="test_group_relative.py::test_degrpo_is_the_loop")
 def degrpo(
-    control_weight: Annotated[NonNegative, CODE] = 0.001,
-    control_tokens: Annotated[int, OURS] = 1,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    entropy_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    average: Annotated[Literal["sequence", "token"], OURS] = "sequence",
+    control_weight: Code[NonNegative] = 0.001,
+    control_tokens: Ours[int] = 1,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.001,
+    entropy_coefficient: Code[NonNegative] = 0.001,
+    average: Ours[AverageOver] = "sequence",
 ) -> Algorithm:
     """Decoupled GRPO (Thinkless: LLM Learns When to Think).
 
@@ -38,10 +36,8 @@ def degrpo(
         jaxrl export runs/modes modes
         jaxrl train --algorithm degrpo --model modes --rewards 'by_mode(number_match)' ...
     """
-    groups = {
-        "control": (control_weight, first_actions(control_tokens)),
-        "answer": (1.0, actions_after(control_tokens)),
-    }
+    control, answer = first_actions(control_tokens), actions_after(control_tokens)
+    groups = {"control": (control_weight, control), "answer": (1.0, answer)}
     loss = clipped_policy(clip_low, clip_high, token_groups(groups, over=average))
     objective = regularised(loss, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient)
     return Algorithm(group_relative("none"), objective)

@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AboveOne, AverageName, NonNegative, Number, Positive
+from jaxrl_llm.core.annotations import AboveOne, AverageName, Code, NonNegative, Number, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip
 
@@ -23,13 +21,13 @@ def guided_by_reference(
 
 @method(paper="arXiv 2605.03327", test="test_token_credit.py::test_dgpo_against_a_loop")
 def dgpo_distribution_guided(
-    tau: Annotated[Positive, PAPER] = 0.5,
-    kappa: Annotated[NonNegative, PAPER] = 1.0,
-    vocabulary_size: Annotated[AboveOne | None, OURS] = 49152,
-    squared: Annotated[bool, CODE] = True,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    average: Annotated[AverageName, OURS] = "sequence",
+    tau: Paper[Positive] = 0.5,
+    kappa: Paper[NonNegative] = 1.0,
+    vocabulary_size: Ours[AboveOne | None] = 49152,
+    squared: Code[bool] = True,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    average: Ours[AverageName] = "sequence",
 ) -> Algorithm:
     """Distribution Guided Policy Optimization (DGPO).
 

@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jaxrl_llm.advantages import drop_uniform_groups, group_relative, revised
 from jaxrl_llm.advantages.multipliers import standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, NonNegative, Number
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Number, Ours, Paper
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -30,14 +30,14 @@ def regulated_by_progress(
 
 @method(paper="arXiv 2603.28204", test="test_entropy_credit.py::test_erpo_against_a_loop")
 def erpo_entropy_regulated(
-    gamma: Annotated[NonNegative, CODE] = 5.0,
-    eta: Annotated[NonNegative, CODE] = 0.2,
-    beta: Annotated[NonNegative, CODE] = 0.1,
-    buckets: Annotated[Count, CODE] = 10,
-    compose: Annotated[Composition, PAPER] = "additive",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    epsilon: Annotated[NonNegative, PAPER] = 1e-8,
+    gamma: Code[NonNegative] = 5.0,
+    eta: Code[NonNegative] = 0.2,
+    beta: Code[NonNegative] = 0.1,
+    buckets: Code[Count] = 10,
+    compose: Paper[Composition] = "additive",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    epsilon: Paper[NonNegative] = 1e-8,
 ) -> Algorithm:
     """Token-Level Entropy-Regulated Policy Optimization (ERPO).
 
@@ -67,8 +67,7 @@ def position_keys(group: jax.Array, action_index: jax.Array, lengths: jax.Array,
     """
     _, index = jnp.unique(group, return_inverse=True, size=group.shape[0])
     length = jnp.maximum(lengths, 1)[:, None].astype(jnp.int32)
-    part = jnp.clip(count * jnp.maximum(action_index, 0) // length, 0, count - 1)
-    return index[:, None] * count + part
+    return index[:, None] * count + jnp.clip(count * jnp.maximum(action_index, 0) // length, 0, count - 1)
 
 
 def regulated(

@@ -6,7 +6,7 @@ sampled from. `BY_LEVEL` is the sampler's hook.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
-from jaxrl_llm.core.annotations import CODE, OURS, AboveOne, Count, Fraction, NonNegative, Number, Range
+from jaxrl_llm.core.annotations import AboveOne, BelowOne, Code, Count, Fraction, NonNegative, Number, Ours
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless
@@ -44,17 +44,17 @@ def with_entropy_levels(batch: Trajectories, pivot: float, tau: float = 0.0) -> 
 
 @method(paper="arXiv 2509.16591", test="test_entropy_credit.py::test_hapo_against_a_loop")
 def hapo_heterogeneous(
-    pivot: Annotated[Fraction, CODE] = 0.8,
-    advantage_strength: Annotated[NonNegative, CODE] = 1.0,
-    clip_strength: Annotated[NonNegative, CODE] = 1.0,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[AboveOne, CODE] = 10.0,
-    extreme: Annotated[NonNegative, CODE] = 5.0,
-    dynamic_sampling: Annotated[bool, CODE] = True,
-    rounds: Annotated[Count, CODE] = 16,
-    accuracy: Annotated[str | None, OURS] = None,
-    tau: Annotated[float, Range(least=0, below=1), CODE] = 0.05,
+    pivot: Code[Fraction] = 0.8,
+    advantage_strength: Code[NonNegative] = 1.0,
+    clip_strength: Code[NonNegative] = 1.0,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    dual_clip: Code[AboveOne] = 10.0,
+    extreme: Code[NonNegative] = 5.0,
+    dynamic_sampling: Code[bool] = True,
+    rounds: Code[Count] = 16,
+    accuracy: Ours[str | None] = None,
+    tau: Code[BelowOne] = 0.05,
 ) -> Algorithm:
     """Heterogeneous Adaptive Policy Optimization (HAPO).
 

@@ -1,12 +1,10 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.trees.credit import gains, state_values, tree_credit
 from jaxrl_llm.algorithms.credit.spo_segment import STATES
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, RECALLED, Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Recalled
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.core.reference import another
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -20,19 +18,16 @@ def outcome_and_progress(batch: Trajectories, k: int, strength: float) -> Array:
     return above_baseline(batch.scores, batch.group)[:, None] + strength * progress
 
 
-@method(
-    paper="arXiv 2410.08146",
-    test="test_trees.py::test_pav_worked_example",
-    beside={"verifier": ("a verifier that learns the estimates; they are made anew", "a model of values")},
-)
+@method(paper="arXiv 2410.08146", test="test_trees.py::test_pav_worked_example")
+@beside("verifier", "a verifier that learns the estimates; they are made anew", "a model of values")
 def pav(
-    k: Annotated[Count, PAPER] = 4,
-    strength: Annotated[NonNegative, RECALLED] = 3.0,
-    continuations: Annotated[int, OURS] = 8,
-    interval: Annotated[int, OURS] = 1,
-    prover: Annotated[str | None, OURS] = None,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    k: Paper[Count] = 4,
+    strength: Recalled[NonNegative] = 3.0,
+    continuations: Ours[int] = 8,
+    interval: Ours[int] = 1,
+    prover: Ours[str | None] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
 ) -> Algorithm:
     """Process Advantage Verifiers (Rewarding Progress).
 

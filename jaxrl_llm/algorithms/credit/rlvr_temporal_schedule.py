@@ -1,35 +1,32 @@
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.schedules import fade, progress
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AtLeastOne, Fraction, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import AtLeastOne, Code, Fraction, NonNegative, OfRun, Paper, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, counted, part, step_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.selection.rows import keep_weighted, late_tokens, token_noise, top_tokens
 
 
-@method(
-    paper="arXiv 2605.25381",
-    test="test_token_credit.py::test_rlvr_schedule_against_a_loop",
-    beside={"prefix": ("the fourth rule, prefixes of given solutions", "a rollout with prefixes")},
-)
+@method(paper="arXiv 2605.25381", test="test_token_credit.py::test_rlvr_schedule_against_a_loop")
+@beside("prefix", "the fourth rule, prefixes of given solutions", "a rollout with prefixes")
 def rlvr_temporal_schedule(
-    rule: Annotated[Literal["percentile", "forking", "bonus"], PAPER] = "percentile",
-    magnitude: Annotated[Fraction, CODE] = 0.99,
-    shape: Annotated[Literal["linear", "power", "sigmoid"], CODE] = "linear",
-    start: Annotated[Fraction, CODE] = 0.0,
-    end: Annotated[Fraction, CODE] = 0.8,
-    power: Annotated[Positive, CODE] = 2.0,
-    alpha: Annotated[NonNegative, CODE] = 0.4,
-    kappa: Annotated[NonNegative, CODE] = 2.0,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
-    total_steps: Annotated[AtLeastOne | None, RUN] = None,
+    rule: Paper[Literal["percentile", "forking", "bonus"]] = "percentile",
+    magnitude: Code[Fraction] = 0.99,
+    shape: Code[Literal["linear", "power", "sigmoid"]] = "linear",
+    start: Code[Fraction] = 0.0,
+    end: Code[Fraction] = 0.8,
+    power: Code[Positive] = 2.0,
+    alpha: Code[NonNegative] = 0.4,
+    kappa: Code[NonNegative] = 2.0,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.28,
+    total_steps: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """RLVR-Schedule (Not only where, But when: Temporal Scheduling for RLVR).
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.trees.credit import EQUAL, edges, gains, shared_once, state_values, tree_credit
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, Fraction, NonNegative, Range
+from jaxrl_llm.core.annotations import Code, Count, Divisor, Fraction, NonNegative, Ours, Paper, Range
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.trees import tree, valued
@@ -22,17 +22,17 @@ def segment_gains() -> Callable[[Trajectories], Array]:
 
 @method(paper="arXiv 2505.23564", test="test_trees.py::test_spo_against_loops")
 def spo_segment(
-    form: Annotated[Literal["chain", "tree"], PAPER] = "chain",
-    below: Annotated[float, PAPER] = 0.9,
-    continuations: Annotated[int, PAPER] = 9,
-    interval: Annotated[int, PAPER] = 5,
-    segment: Annotated[Count, PAPER] = 30,
-    levels: Annotated[int, Range(least=1, most=64), PAPER] = 3,
-    branches: Annotated[int, PAPER] = 6,
-    scale: Annotated[Literal["none", "std"], PAPER] = "none",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 1e-4,
+    form: Paper[Literal["chain", "tree"]] = "chain",
+    below: Paper[float] = 0.9,
+    continuations: Paper[int] = 9,
+    interval: Paper[int] = 5,
+    segment: Paper[Count] = 30,
+    levels: Paper[Annotated[int, Range(least=1, most=64)]] = 3,
+    branches: Paper[int] = 6,
+    scale: Paper[Divisor] = "none",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 1e-4,
 ) -> Algorithm:
     """Segment Policy Optimization (SPO-chain and SPO-tree).
 

@@ -1,12 +1,12 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, whiten_advantages
 from jaxrl_llm.advantages.filters import mixed_groups
 from jaxrl_llm.advantages.trees.credit import EQUAL, leaves, node_values, scored_tree, shares, sums, tree_credit
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AboveOne, Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import AboveOne, Code, Count, NonNegative, OfRun, Paper
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.core.rules import DynamicSampling
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -14,28 +14,25 @@ from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 from jaxrl_llm.rollouts.trees import budgeted_tree
 
 
-@method(
-    paper="arXiv 2508.17445",
-    test="test_trees.py::test_treepo_against_a_loop",
-    beside={"splits": ("the variant that splits by log-probabilities", "forks by log-probabilities")},
-)
+@method(paper="arXiv 2508.17445", test="test_trees.py::test_treepo_against_a_loop")
+@beside("splits", "the variant that splits by log-probabilities", "forks by log-probabilities")
 def treepo(
-    credit: Annotated[Literal["leaf", "segment"], CODE] = "leaf",
-    weighting: Annotated[Literal["average", "size"], PAPER] = "average",
-    drop_equal: Annotated[bool, PAPER] = False,
-    eta: Annotated[NonNegative, CODE] = 0.0,
-    segment: Annotated[int, PAPER] = 512,
-    depth: Annotated[int, PAPER] = 14,
-    first_least: Annotated[int, PAPER] = 2,
-    first_most: Annotated[int, PAPER] = 8,
-    branches: Annotated[int, PAPER] = 2,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
-    dual_clip: Annotated[AboveOne | None, CODE] = 10.0,
-    dynamic_sampling: Annotated[bool, CODE] = True,
-    rounds: Annotated[Count, CODE] = 3,
-    overlong_buffer: Annotated[int | None, CODE] = 512,
-    max_length: Annotated[Count | None, RUN] = None,
+    credit: Code[Literal["leaf", "segment"]] = "leaf",
+    weighting: Paper[Literal["average", "size"]] = "average",
+    drop_equal: Paper[bool] = False,
+    eta: Code[NonNegative] = 0.0,
+    segment: Paper[int] = 512,
+    depth: Paper[int] = 14,
+    first_least: Paper[int] = 2,
+    first_most: Paper[int] = 8,
+    branches: Paper[int] = 2,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.28,
+    dual_clip: Code[AboveOne | None] = 10.0,
+    dynamic_sampling: Code[bool] = True,
+    rounds: Code[Count] = 3,
+    overlong_buffer: Code[int | None] = 512,
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Tree-based Policy Optimization (TreePO).
 

@@ -1,4 +1,4 @@
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,23 +8,23 @@ from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Fraction, NonNegative
+from jaxrl_llm.core.annotations import AverageName, Code, Fraction, NonNegative, Paper
 from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
 
 
 @method(paper="arXiv 2509.23808", test="test_token_credit.py::test_verl_against_a_loop")
 def verl_velocity_rank(
-    gain: Annotated[NonNegative, CODE] = 2.0,
-    coefficient: Annotated[NonNegative, CODE] = 1.0,
-    rate: Annotated[Fraction, CODE] = 0.3,
-    kappa: Annotated[NonNegative, CODE] = 2.0,
-    place: Annotated[Literal["all", "last"], PAPER] = "all",
-    start: Annotated[Literal["first", "zero"], CODE] = "zero",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    entropy_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    average: Annotated[AverageName, CODE] = "token",
+    gain: Code[NonNegative] = 2.0,
+    coefficient: Code[NonNegative] = 1.0,
+    rate: Code[Fraction] = 0.3,
+    kappa: Code[NonNegative] = 2.0,
+    place: Paper[Literal["all", "last"]] = "all",
+    start: Code[Literal["first", "zero"]] = "zero",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.001,
+    entropy_coefficient: Code[NonNegative] = 0.001,
+    average: Code[AverageName] = "token",
 ) -> Algorithm:
     """Velocity-Exploiting Rank-Learning (VERL).
 

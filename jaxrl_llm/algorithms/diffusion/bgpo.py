@@ -1,22 +1,20 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Positive, Scale, ZeroOrOne
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means
 from jaxrl_llm.objectives.averages import averaged, sequence_mean
 
 
 @method(paper="arXiv 2510.11683", test="test_diffusion.py::test_bgpo_is_the_loop")
 def bgpo(
-    samples: Annotated[Count, PAPER] = 16,
-    largest: Annotated[Positive, OURS] = 5.0,
-    scale: Annotated[Scale, PAPER] = "std",
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    samples: Paper[Count] = 16,
+    largest: Ours[Positive] = 5.0,
+    scale: Paper[Scale] = "std",
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Boundary-Guided Policy Optimization (BGPO) of masked-diffusion language models.
 

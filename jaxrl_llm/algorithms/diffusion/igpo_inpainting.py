@@ -1,14 +1,13 @@
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
-from jaxrl_llm.core.annotations import CODE, OURS, Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_settings, several_steps
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
@@ -22,26 +21,23 @@ STRETCH = 1.5  # at most, of the distances between pieces
 
 
 @method(
-    paper="arXiv 2509.10396",
-    test="test_diffusion.py::test_igpo_fixes_parts_of_a_trace_and_learns_the_uncertain_ones",
-    beside={
-        "sft": ("the supervised start on rewritten short traces", "masked_sft, run before"),
-        "masks": ("other masks of the prompt in each gradient step on a batch", "an estimate with random masks"),
-    },
+    paper="arXiv 2509.10396", test="test_diffusion.py::test_igpo_fixes_parts_of_a_trace_and_learns_the_uncertain_ones"
 )
+@beside("sft", "the supervised start on rewritten short traces", "masked_sft, run before")
+@beside("masks", "other masks of the prompt in each gradient step on a batch", "an estimate with random masks")
 @run_settings(several_steps("the ratio to the policy that sampled is 1 in the first gradient step on a batch", 4))
 def igpo_inpainting(
-    column: Annotated[str, OURS] = "solution",
-    low: Annotated[Fraction, CODE] = 0.2,
-    high: Annotated[Fraction, CODE] = 0.6,
-    most: Annotated[Count, CODE] = 4,
-    keep: Annotated[Fraction, CODE] = 0.2,
-    free: Annotated[NonNegativeInt, CODE] = 30,
-    success: Annotated[float, CODE] = 0.0,
-    accuracy: Annotated[str | None, OURS] = None,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.01,
+    column: Ours[str] = "solution",
+    low: Code[Fraction] = 0.2,
+    high: Code[Fraction] = 0.6,
+    most: Code[Count] = 4,
+    keep: Code[Fraction] = 0.2,
+    free: Code[NonNegativeInt] = 30,
+    success: Code[float] = 0.0,
+    accuracy: Ours[str | None] = None,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.01,
 ) -> Algorithm:
     """Inpainting Guided Policy Optimization (IGPO) of masked-diffusion language models.
 
@@ -57,8 +53,7 @@ def igpo_inpainting(
     Log-probabilities are those of all tokens at once, without each other (d1). A run takes four gradient steps on a
     batch. Metrics of groups: rollout/guided.
     """
-    wins = succeeds(success, accuracy)
-    program = inpainted(column, wins, low, high, most, free)
+    program = inpainted(column, succeeds(success, accuracy), low, high, most, free)
     mean = token_mean()
     objective = policy_gradient(sequence_ratio(), clip(clip_low, clip_high), mean)
     transform = chain(group_relative("none"), uncertain_where_given(keep))

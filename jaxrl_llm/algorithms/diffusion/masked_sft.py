@@ -1,10 +1,8 @@
-from typing import Annotated, Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count
+from jaxrl_llm.core.annotations import Code, Count, Ours, Paper, Replies
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.objectives.averages import averaged, sequence_mean
 from jaxrl_llm.rollouts.guidance.responses import written_completions
@@ -12,11 +10,7 @@ from jaxrl_llm.rollouts.guidance.responses import written_completions
 
 @method(paper="arXiv 2502.09992", test="test_diffusion.py::test_masked_sft_is_the_loop")
 @run_settings(*given_responses(1))
-def masked_sft(
-    samples: Annotated[Count, PAPER] = 1,
-    column: Annotated[str | None, OURS] = None,
-    turns: Annotated[Literal["last", "all"], CODE] = "last",
-) -> Algorithm:
+def masked_sft(samples: Paper[Count] = 1, column: Ours[str | None] = None, turns: Code[Replies] = "last") -> Algorithm:
     """Supervised fine-tuning of masked-diffusion language models (LLaDA).
 
     Nothing is sampled: the policy learns to write a column of the data set after the row's prompt. Of each response a

@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Fraction
+from jaxrl_llm.core.annotations import AverageName, Fraction, Ours, Paper
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import distillation
 from jaxrl_llm.objectives.averages import average_by_name
@@ -12,13 +10,13 @@ from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, group, pr
 
 @method(paper="arXiv 2306.13649", test="test_distilled.py::test_gkd_is_its_loop")
 def gkd(
-    beta: Annotated[Fraction, PAPER] = 0.5,
-    student_share: Annotated[Fraction, OURS] = 1.0,
-    column: Annotated[str, OURS] = "completion",
-    top_k: Annotated[int, OURS] = 0,
-    support: Annotated[SupportOf | None, OURS] = None,
-    tail: Annotated[bool, OURS] = True,
-    average: Annotated[AverageName, PAPER] = "token",
+    beta: Paper[Fraction] = 0.5,
+    student_share: Ours[Fraction] = 1.0,
+    column: Ours[str] = "completion",
+    top_k: Ours[int] = 0,
+    support: Ours[SupportOf | None] = None,
+    tail: Ours[bool] = True,
+    average: Paper[AverageName] = "token",
 ) -> Algorithm:
     """Generalised knowledge distillation on the student's own samples (GKD).
 

@@ -1,14 +1,12 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives.distillation.sampled_tokens import iw_opd_advantage
 from jaxrl_llm.objectives.distillation.teachers import Gain, towards_teacher
 
 
 @method(paper="arXiv 2606.22600", test="test_distilled.py::test_iw_opd_is_its_loop")
-def iw_opd(gamma: Annotated[NonNegative, CODE] = 0.5) -> Algorithm:
+def iw_opd(gamma: Code[NonNegative] = 0.5) -> Algorithm:
     """Importance-weighted on-policy distillation (IW-OPD).
 
     With a_t = log t - log s of the sampled tokens, by the student s that sampled them and the run's teacher t,

@@ -1,30 +1,25 @@
-from typing import Annotated
-
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative
-from jaxrl_llm.core.parts import Array, chain, part
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives import clip, distillation, token_ratio, towards_teacher
 from jaxrl_llm.objectives.distillation.sampled_tokens import minillm_advantage
 from jaxrl_llm.objectives.distillation.teachers import Gain
 
 
-@method(
-    paper="arXiv 2306.08543",
-    test="test_distilled.py::test_minillm_is_its_loop",
-    beside={
-        "teacher_mixed_sampling": (
-            "samples of a mixture of teacher and student, with importance weights", "the student's own samples",
-        ),
-        "pretraining_loss": ("a language-modelling loss on pre-training texts", "an objective added to this one"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2306.08543", test="test_distilled.py::test_minillm_is_its_loop")
+@beside(
+    "teacher_mixed_sampling",
+    "samples of a mixture of teacher and student, with importance weights",
+    "the student's own samples",
+)
+@beside("pretraining_loss", "a language-modelling loss on pre-training texts", "an objective added to this one")
 def minillm(
-    gamma: Annotated[Fraction, PAPER] = 1.0,
-    length_normalised: Annotated[bool, PAPER] = True,
-    single_step: Annotated[NonNegative, PAPER] = 1.0,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    top_k: Annotated[int, OURS] = 0,
+    gamma: Paper[Fraction] = 1.0,
+    length_normalised: Paper[bool] = True,
+    single_step: Paper[NonNegative] = 1.0,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    top_k: Ours[int] = 0,
 ) -> Algorithm:
     """MiniLLM: the policy gradient of the reverse divergence from a teacher.
 
@@ -44,7 +39,6 @@ def minillm(
 def gains_to_go(gamma: float = 1.0, length_normalised: bool = True) -> Gain:
     """A function (student, teacher, mask) -> `minillm_advantage`."""
 
-    def gain(student: Array, teacher: Array, mask: Array) -> Array:
-        return minillm_advantage(student, teacher, mask, gamma, length_normalised=length_normalised)
-
-    return gain
+    return lambda student, teacher, mask: minillm_advantage(
+        student, teacher, mask, gamma, length_normalised=length_normalised
+    )

@@ -1,8 +1,7 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Fraction
+from jaxrl_llm.core.annotations import Fraction, Ours, Paper
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import exponential_average, periodic_reset
 from jaxrl_llm.objectives import distillation
@@ -14,10 +13,7 @@ SHOWN = "\n\nThis is an example of a response:\n\n{}\n\nNow answer with a respon
 
 @method(paper="arXiv 2601.19897", test="test_distilled.py::test_sdft_is_its_loop")
 def sdft(
-    beta: Annotated[Fraction, PAPER] = 1.0,
-    top_k: Annotated[int, OURS] = 0,
-    decay: Annotated[Fraction, OURS] = 0.99,
-    column: Annotated[str, OURS] = "completion",
+    beta: Paper[Fraction] = 1.0, top_k: Ours[int] = 0, decay: Ours[Fraction] = 0.99, column: Ours[str] = "completion"
 ) -> Algorithm:
     """Self-distillation fine-tuning (SDFT): the policy learns from itself after a prompt with a demonstration.
 

@@ -1,10 +1,10 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import CODE, Count, NonNegativeInt, Positive
+from jaxrl_llm.core.annotations import Code, Count, NonNegativeInt, Positive
 from jaxrl_llm.core.parts import Metrics, objective_part, stateless_part
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of
@@ -44,11 +44,11 @@ def evolution(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metri
     )
 )  # fmt: skip
 def eggroll(
-    sigma: Annotated[Positive, CODE] = 1e-3,
-    rank: Annotated[Count, CODE] = 1,
-    reuse: Annotated[NonNegativeInt, CODE] = 1,
-    baseline: Annotated[Baseline, CODE] = "group",
-    epsilon: Annotated[Positive, CODE] = 1e-5,
+    sigma: Code[Positive] = 1e-3,
+    rank: Code[Count] = 1,
+    reuse: Code[NonNegativeInt] = 1,
+    baseline: Code[Baseline] = "group",
+    epsilon: Code[Positive] = 1e-5,
 ) -> Algorithm:
     """Evolution Guided General Optimization via Low-rank Learning (EGGROLL).
 

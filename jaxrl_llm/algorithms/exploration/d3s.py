@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, RUN, AtLeastOne, Fraction, NonNegative, Share
+from jaxrl_llm.core.annotations import AtLeastOne, Fraction, NonNegative, OfRun, Ours, Share
 from jaxrl_llm.core.parts import Array, Trajectories, chain, step_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset, row_noise, share_up, token_noise, top_tokens
@@ -32,13 +30,13 @@ def highest_scored_tokens(
 
 @method(paper="arXiv 2509.22115", test="test_selecting.py::test_d3s_against_a_loop")
 def d3s(
-    rows_first: Annotated[Share, OURS] = 0.25,
-    rows_last: Annotated[Share, OURS] = 0.75,
-    tokens_first: Annotated[Fraction, OURS] = 0.2,
-    tokens_last: Annotated[Fraction, OURS] = 0.8,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    total_steps: Annotated[AtLeastOne | None, RUN] = None,
+    rows_first: Ours[Share] = 0.25,
+    rows_last: Ours[Share] = 0.75,
+    tokens_first: Ours[Fraction] = 0.2,
+    tokens_last: Ours[Fraction] = 0.8,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    total_steps: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """Dynamic Dual-Level Down-Sampling (D3S).
 

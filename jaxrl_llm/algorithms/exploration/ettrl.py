@@ -1,11 +1,11 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, revised, vote
 from jaxrl_llm.advantages.multipliers import row_mean
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive, Ties
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import sequence_mean
@@ -23,21 +23,18 @@ def confident(batch: Trajectories, rule: str, limit: float, clamp: bool) -> Arra
     return A * relative_confidence(entropy, batch.group, clamp)[:, None]
 
 
-@method(
-    paper="arXiv 2508.11356",
-    test="test_exploration.py::test_ettrl_against_a_loop",
-    needs={"answer_key": "votes of answers; without it whole completions vote"},
-)
+@method(paper="arXiv 2508.11356", test="test_exploration.py::test_ettrl_against_a_loop")
+@run_needs(answer_key="votes of answers; without it whole completions vote")
 def ettrl(
-    rule: Annotated[Literal["confidence", "clip"], PAPER] = "confidence",
-    limit: Annotated[Positive, PAPER] = 2.0,
-    clamp: Annotated[bool, PAPER] = False,
-    ties: Annotated[Literal["content", "first"], OURS] = "content",
-    trees: Annotated[int, PAPER] = 12,
-    forks: Annotated[int, PAPER] = 2,
-    branches: Annotated[int, PAPER] = 2,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    rule: Paper[Literal["confidence", "clip"]] = "confidence",
+    limit: Paper[Positive] = 2.0,
+    clamp: Paper[bool] = False,
+    ties: Ours[Ties] = "content",
+    trees: Paper[int] = 12,
+    forks: Paper[int] = 2,
+    branches: Paper[int] = 2,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
 ) -> Algorithm:
     """Entropy-based test-time RL (ETTRL).
 

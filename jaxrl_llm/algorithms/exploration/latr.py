@@ -1,9 +1,7 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative
+from jaxrl_llm.core.annotations import AverageName, NonNegative, Ours, Paper
 from jaxrl_llm.rollouts.lookahead import near_ties
 
 
@@ -18,19 +16,19 @@ from jaxrl_llm.rollouts.lookahead import near_ties
           "shares": "0:1,100:0.75,200:0.5,300:0.25", "greedy": True},
 )  # fmt: skip
 def latr(
-    absolute: Annotated[float, PAPER] = 0.25,
-    relative: Annotated[float, PAPER] = 0.15,
-    windows: Annotated[str, PAPER] = "20,30,50",
-    edit: Annotated[float | None, PAPER] = 0.4,
-    suffix: Annotated[float | None, PAPER] = None,
-    overlap: Annotated[float | None, PAPER] = None,
-    until: Annotated[int, PAPER] = 512,
-    shares: Annotated[str, PAPER] = "0:1,10:0.75,20:0.5,80:0.25,200:0",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    average: Annotated[AverageName, OURS] = "token",
-    greedy: Annotated[bool, OURS] = False,
+    absolute: Paper[float] = 0.25,
+    relative: Paper[float] = 0.15,
+    windows: Paper[str] = "20,30,50",
+    edit: Paper[float | None] = 0.4,
+    suffix: Paper[float | None] = None,
+    overlap: Paper[float | None] = None,
+    until: Paper[int] = 512,
+    shares: Paper[str] = "0:1,10:0.75,20:0.5,80:0.25,200:0",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    average: Ours[AverageName] = "token",
+    greedy: Ours[bool] = False,
 ) -> Algorithm:
     """Lookahead Tree-Based Rollouts (LATR).
 

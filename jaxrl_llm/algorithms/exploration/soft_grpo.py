@@ -1,25 +1,24 @@
 import dataclasses
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative, Positive, Share
+from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, OfRun, Ours, Paper, Positive, Share
 from jaxrl_llm.core.soft_thinking import Density, SoftThinking
 from jaxrl_llm.rollouts.programs import soft_thoughts
 
 
 @method(paper="arXiv 2511.06411", test="test_soft_grpo.py::test_the_worked_example_of_soft_grpo")
 def soft_grpo(
-    top_k: Annotated[Count, PAPER] = 5,
-    top_p: Annotated[Share, PAPER] = 0.95,
-    gumbel_temperature: Annotated[Positive, PAPER] = 0.1,
-    end: Annotated[str, OURS] = "</think>",
-    density: Annotated[Density, CODE] = "mean",
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.001,
-    average: Annotated[AverageName, PAPER] = "sequence",
-    max_length: Annotated[Count | None, RUN] = None,
+    top_k: Paper[Count] = 5,
+    top_p: Paper[Share] = 0.95,
+    gumbel_temperature: Paper[Positive] = 0.1,
+    end: Ours[str] = "</think>",
+    density: Code[Density] = "mean",
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.001,
+    average: Paper[AverageName] = "sequence",
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Gumbel-reparameterised GRPO for soft thinking (SofT-GRPO).
 

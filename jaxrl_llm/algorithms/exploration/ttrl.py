@@ -1,25 +1,20 @@
-from typing import Annotated, Literal
-
 from jaxrl_llm.advantages import group_relative, vote
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, RECALLED, AverageName, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import AverageName, Code, NonNegative, Ours, Recalled, Ties
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2504.16084",
-    test="test_exploration.py::test_ttrl_against_a_loop",
-    needs={"answer_key": "votes of answers; without it whole completions vote"},
-)
+@method(paper="arXiv 2504.16084", test="test_exploration.py::test_ttrl_against_a_loop")
+@run_needs(answer_key="votes of answers; without it whole completions vote")
 def ttrl(
-    keep: Annotated[float | None, RECALLED] = 32,
-    ties: Annotated[Literal["content", "first"], OURS] = "content",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, RECALLED] = 0.0,
-    average: Annotated[AverageName, CODE] = "sequence",
+    keep: Recalled[float | None] = 32,
+    ties: Ours[Ties] = "content",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Recalled[NonNegative] = 0.0,
+    average: Code[AverageName] = "sequence",
 ) -> Algorithm:
     """Test-Time Reinforcement Learning (TTRL).
 

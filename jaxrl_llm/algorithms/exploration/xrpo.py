@@ -1,5 +1,5 @@
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.advantages.multipliers import capped_bonus, row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, check_number
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, check_number
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.core.source import Step
@@ -26,23 +26,22 @@ def with_novelty_bonus(batch: Trajectories, novelty_coefficient: float, kappa: f
     """A function `batch -> f32[N, L]`: the advantages with the bonus of `xrpo` where they are above 0."""
     A = batch.need("advantages")
     s = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("old_logp"), batch.action_mask))
-    bonus = novelty_coefficient * novelty(s, batch.group)[:, None]
-    return jnp.where(A > 0, capped_bonus(A, bonus, kappa), A)
+    return jnp.where(A > 0, capped_bonus(A, novelty_coefficient * novelty(s, batch.group)[:, None], kappa), A)
 
 
 @method(paper="arXiv 2510.06672", test="test_exploration.py::test_xrpo_against_a_loop")
 def xrpo(
-    novelty_coefficient: Annotated[NonNegative, PAPER] = 2.5,
-    kappa: Annotated[NonNegative, PAPER] = 0.5,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    first: Annotated[int | None, OURS] = None,
-    rounds: Annotated[Count, OURS] = 2,
-    exploration: Annotated[float, OURS] = 0.1,
-    level: Annotated[float, OURS] = 0.05,
-    examples: Annotated[int, PAPER] = 2,
-    pool: Annotated[int, OURS] = 1000,
-    success: Annotated[float, OURS] = 0.0,
+    novelty_coefficient: Paper[NonNegative] = 2.5,
+    kappa: Paper[NonNegative] = 0.5,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    first: Ours[int | None] = None,
+    rounds: Ours[Count] = 2,
+    exploration: Ours[float] = 0.1,
+    level: Ours[float] = 0.05,
+    examples: Paper[int] = 2,
+    pool: Ours[int] = 1000,
+    success: Ours[float] = 0.0,
 ) -> Algorithm:
     """eXplore-eXploit GRPO (XRPO).
 

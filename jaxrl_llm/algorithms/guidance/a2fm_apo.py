@@ -7,13 +7,13 @@ reward functions read it. The others write one.
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeInt, Ours, Paper
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.agents.path import AgentSettings, begun, played
@@ -23,21 +23,18 @@ from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(
-    paper="arXiv 2510.12838",
-    test="test_prefixed.py::test_apo_worked_example",
-    beside={"routing": ("the first stage, supervised training of the modes", "training before the run")},
-)
+@method(paper="arXiv 2510.12838", test="test_prefixed.py::test_apo_worked_example")
+@beside("routing", "the first stage, supervised training of the modes", "training before the run")
 def a2fm_apo(
-    tags: Annotated[str, OURS] = "<instant>,<reasoning>",
-    forced: Annotated[int, CODE] = 2,
-    alpha: Annotated[NonNegative, PAPER] = 2.0,
-    easy: Annotated[float, CODE] = 0.5,
-    by: Annotated[Literal["first", "all"], CODE] = "first",
-    agentic: Annotated[str, OURS] = "<agentic>",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    tags: Ours[str] = "<instant>,<reasoning>",
+    forced: Code[int] = 2,
+    alpha: Paper[NonNegative] = 2.0,
+    easy: Code[float] = 0.5,
+    by: Code[Literal["first", "all"]] = "first",
+    agentic: Ours[str] = "<agentic>",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """Adaptive Policy Optimization over modes (APO, A2FM).
 

@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.advantages.normalisation import apart
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import NonNegative, Ours, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, chain, stateless_part, surrogate_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -17,17 +17,17 @@ from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures
 
 @method(paper="arXiv 2512.13095", test="test_hint_tokens.py::test_adhint_is_its_loop")
 def adhint(
-    hinted: Annotated[int, OURS] = 4,
-    hint_low: Annotated[float, OURS] = 0.1,
-    hint_high: Annotated[float, OURS] = 0.9,
-    noise: Annotated[float, OURS] = 0.05,
-    column: Annotated[str, OURS] = "solution",
-    compared: Annotated[Literal["kind", "group"], OURS] = "kind",
-    balance: Annotated[bool, OURS] = True,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    hinted: Ours[int] = 4,
+    hint_low: Ours[float] = 0.1,
+    hint_high: Ours[float] = 0.9,
+    noise: Ours[float] = 0.05,
+    column: Ours[str] = "solution",
+    compared: Ours[Literal["kind", "group"]] = "kind",
+    balance: Ours[bool] = True,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Adaptive Hints with Difficulty Priors (ADHint).
 
@@ -94,8 +94,7 @@ def shielded_hints(
     "hint/share" of the tokens, and "hint/weight", the mean over all tokens of the weights of hints.
     """
     hint, value = hint_tokens(batch), sampled(ratio, outputs, batch)
-    entropy = jax.lax.stop_gradient(outputs.entropy)
-    weight = consistency(entropy, hint, batch.action_mask & ~hint)
+    weight = consistency(jax.lax.stop_gradient(outputs.entropy), hint, batch.action_mask & ~hint)
     weight = jnp.where(hint & (batch.need("advantages") < 0), 0.0, weight)
     statistics = {"hint/share": hint.astype(jnp.float32), "hint/weight": jnp.where(hint, weight, 0.0)}
     return weight * value[0], {**value[1], **statistics}
@@ -129,7 +128,4 @@ def balanced_kinds(b: Trajectories, epsilon: float = 1e-6) -> Trajectories:
 
 def hint_tokens(batch: Trajectories) -> jax.Array:
     """bool[N, L]: the first info["hint_tokens"] f32[N] actions of each row; none without the entry."""
-    number = (batch.info or {}).get("hint_tokens")
-    if number is None:
-        return jnp.zeros(batch.action_mask.shape, bool)
-    return batch.action_mask & (batch.action_index < jnp.nan_to_num(number)[:, None])
+    return batch.action_mask & (batch.action_index < batch.entry("hint_tokens", 0)[:, None])

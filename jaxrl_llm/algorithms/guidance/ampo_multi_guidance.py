@@ -1,10 +1,10 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, NonNegative, Positive, Scale
+from jaxrl_llm.core.annotations import AboveOne, AtLeastOne, Code, NonNegative, OfRun, Ours, Paper, Positive, Scale
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, weighted
 from jaxrl_llm.objectives import Average, clip, entropy, policy_gradient, sequence_mean, token_mean, token_ratio
@@ -52,18 +52,18 @@ def with_right_guidance(b: Trajectories) -> Array:
     code={"scale": "none", "over": "batch", "dual_clip": 10.0, "entropy_coefficient": 0.001},
 )
 def ampo_multi_guidance(
-    success: Annotated[float, CODE] = 0.6,
-    shape: Annotated[float, PAPER] = 0.1,
-    scale: Annotated[Scale, PAPER] = "std",
-    over: Annotated[Literal["kinds", "batch"], PAPER] = "kinds",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[AboveOne | None, PAPER] = None,
-    entropy_coefficient: Annotated[NonNegative, PAPER] = 0.0,
-    teachers: Annotated[int, PAPER] = 4,
-    replaced: Annotated[int, PAPER] = 2,
-    column: Annotated[str, OURS] = "teachers",
-    max_length: Annotated[AtLeastOne | None, RUN] = None,
+    success: Code[float] = 0.6,
+    shape: Paper[float] = 0.1,
+    scale: Paper[Scale] = "std",
+    over: Paper[Literal["kinds", "batch"]] = "kinds",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    dual_clip: Paper[AboveOne | None] = None,
+    entropy_coefficient: Paper[NonNegative] = 0.0,
+    teachers: Paper[int] = 4,
+    replaced: Paper[int] = 2,
+    column: Ours[str] = "teachers",
+    max_length: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """Adaptive Multi-Guidance Policy Optimization (More Than One Teacher).
 

@@ -1,5 +1,4 @@
 from collections.abc import Callable, Iterable
-from typing import Annotated
 
 import jax.numpy as jnp
 
@@ -7,7 +6,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.advantages.normalisation import apart
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, RUN, AverageName, Count, NonNegative, Rewrite
+from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, OfRun, Ours, Rewrite
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives import Average, kl
 from jaxrl_llm.objectives.averages import average_by_name
@@ -27,20 +26,20 @@ def times(average: Average, weight: Callable[[Trajectories], Array], needs: Iter
 
 @method(paper="arXiv 2509.25004", test="test_hinted.py::test_clpo_against_a_loop")
 def clpo(
-    hard: Annotated[float, CODE] = 0.3,
-    medium: Annotated[float, CODE] = 0.7,
-    rewrite: Annotated[Rewrite, CODE] = "both",
-    hard_weight: Annotated[float, CODE] = 0.5,
-    limit: Annotated[int, CODE] = 400,
-    column: Annotated[str, OURS] = "answer",
-    success: Annotated[float, CODE] = 0.0,
-    accuracy: Annotated[str | None, OURS] = None,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    average: Annotated[AverageName, OURS] = "token",
-    max_length: Annotated[Count | None, RUN] = None,
+    hard: Code[float] = 0.3,
+    medium: Code[float] = 0.7,
+    rewrite: Code[Rewrite] = "both",
+    hard_weight: Code[float] = 0.5,
+    limit: Code[int] = 400,
+    column: Ours[str] = "answer",
+    success: Code[float] = 0.0,
+    accuracy: Ours[str | None] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.001,
+    epsilon: Code[NonNegative] = 1e-6,
+    average: Ours[AverageName] = "token",
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Curriculum-guided Learning for Policy Optimization (CLPO).
 
@@ -84,5 +83,4 @@ def uniform_among_others(batch: Trajectories) -> Array:
 @batch_part
 def lower_where(batch: Trajectories, name: str, factor: float) -> Array:
     """A function `batch -> f32[N]`: the factor where info[name] is 1, else 1."""
-    marked = (batch.info or {}).get(name)
-    return jnp.ones(batch.group.shape) if marked is None else jnp.where(marked == 1, factor, 1.0)
+    return jnp.where(batch.entry(name, 0) == 1, factor, 1.0)

@@ -9,8 +9,8 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, RUN, Count, NonNegative, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, OfRun, Ours, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, step_part
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rewards.workers.loading import load_function
@@ -51,28 +51,25 @@ def shaped_by_decomposition(batch: Trajectories, shaping: float) -> Array:
     return batch.scores if terms is None else batch.scores + shaping * jnp.sum(jnp.nan_to_num(terms), axis=1)
 
 
-@method(
-    paper="arXiv 2310.18338",
-    test="test_daslam.py::test_daslam_is_ppo_of_its_reward",
-    beside={"supervised": ("the supervised start of both models", "supervised training before the run")},
-)
+@method(paper="arXiv 2310.18338", test="test_daslam.py::test_daslam_is_ppo_of_its_reward")
+@beside("supervised", "the supervised start of both models", "supervised training before the run")
 def daslam(
-    solver: Annotated[str | None, RUN] = None,
-    column: Annotated[str, CODE] = "solution",
-    questions: Annotated[int, OURS] = 8,
-    solver_tokens: Annotated[int | None, OURS] = None,
-    nouns: Annotated[str | None, OURS] = None,
-    embed: Annotated[str | None, OURS] = None,
-    shaping: Annotated[float, CODE] = 1.0,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[Positive | None, CODE] = 0.2,
-    value_coefficient: Annotated[NonNegative, CODE] = 0.1,
-    gamma: Annotated[float, CODE] = 1.0,
-    lam: Annotated[float, CODE] = 0.95,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.01,
-    kl_target: Annotated[Positive | None, OURS] = 0.1,
-    kl_horizon: Annotated[Positive, CODE] = 10000.0,
+    solver: OfRun[str | None] = None,
+    column: Code[str] = "solution",
+    questions: Ours[int] = 8,
+    solver_tokens: Ours[int | None] = None,
+    nouns: Ours[str | None] = None,
+    embed: Ours[str | None] = None,
+    shaping: Code[float] = 1.0,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    value_clip: Code[Positive | None] = 0.2,
+    value_coefficient: Code[NonNegative] = 0.1,
+    gamma: Code[float] = 1.0,
+    lam: Code[float] = 0.95,
+    kl_coefficient: Code[NonNegative] = 0.01,
+    kl_target: Ours[Positive | None] = 0.1,
+    kl_horizon: Code[Positive] = 10000.0,
 ) -> Algorithm:
     """Decomposition and solution by language models (DaSLaM).
 
@@ -274,8 +271,7 @@ def decomposing(
         scored = await tools.score([again for _, again, _, _ in found])
         out = []
         for number, ((episode, again, asked, answers), score) in enumerate(zip(found, scored, strict=True)):
-            after = tools.decode(again.last)
-            texts = (problem, asked, answers, solution, attempt, after)
+            texts = (problem, asked, answers, solution, attempt, tools.decode(again.last))
             terms = Terms(*await tools.call(terms_of, *texts, named, alike, name=f"terms {number}"))
             judged = replace(episode, reward=score.reward, rewards=score.rewards, entries=score.entries)
             out.append(judged.with_info(decomposition=list(terms)))

@@ -1,13 +1,11 @@
 from collections.abc import Callable
-from typing import Annotated
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advantages
-from jaxrl_llm.advantages.normalisation import whiten
-from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_rewards
+from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_rewards, whiten
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Positive, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper, Positive, ZeroOrOne
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part, stateless_part
 from jaxrl_llm.objectives import value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -24,16 +22,16 @@ def unless_cut_off(score: float) -> Callable[[Trajectories], Array]:
 
 @method(paper="arXiv 2404.08495", test="test_prefixed.py::test_drpo_by_loop")
 def drpo_dataset_reset(
-    column: Annotated[str, OURS] = "response",
-    share: Annotated[float, CODE] = 1.0,
-    no_end_score: Annotated[float | None, CODE] = -1.0,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.05,
-    gamma: Annotated[float, CODE] = 1.0,
-    lam: Annotated[float, CODE] = 0.95,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    value_clip: Annotated[Positive | None, CODE] = 0.2,
-    value_coefficient: Annotated[NonNegative, CODE] = 0.1,
+    column: Ours[str] = "response",
+    share: Code[float] = 1.0,
+    no_end_score: Code[float | None] = -1.0,
+    kl_coefficient: Code[NonNegative] = 0.05,
+    gamma: Code[float] = 1.0,
+    lam: Code[float] = 0.95,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    value_clip: Code[Positive | None] = 0.2,
+    value_coefficient: Code[NonNegative] = 0.1,
 ) -> Algorithm:
     """Dataset Reset Policy Optimization (DR-PO).
 

@@ -1,9 +1,8 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative
+from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, OfRun, Ours, Paper
 from jaxrl_llm.rollouts.guidance.hints import beginnings
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 
@@ -12,17 +11,17 @@ from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
     paper="arXiv 2507.10628", test="test_own_rollouts.py::test_ghpo_shows_more_of_the_solution_until_a_sample_is_right"
 )
 def ghpo(
-    stages: Annotated[int, PAPER] = 3,
-    hints_from: Annotated[int, CODE] = 0,
-    column: Annotated[str, OURS] = "solution",
-    success: Annotated[float, CODE] = 0.0,
-    accuracy: Annotated[str | None, OURS] = None,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.0,
-    epsilon: Annotated[NonNegative, CODE] = 1e-4,
-    average: Annotated[AverageName, OURS] = "token",
-    max_length: Annotated[Count | None, RUN] = None,
+    stages: Paper[int] = 3,
+    hints_from: Code[int] = 0,
+    column: Ours[str] = "solution",
+    success: Code[float] = 0.0,
+    accuracy: Ours[str | None] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.0,
+    epsilon: Code[NonNegative] = 1e-4,
+    average: Ours[AverageName] = "token",
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Guided Hybrid Policy Optimization (GHPO).
 

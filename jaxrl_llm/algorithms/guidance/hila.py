@@ -1,14 +1,13 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import demonstrated_rows
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.annotations import Code, Divisor, NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, stateless_part
 from jaxrl_llm.core.reference import ReferenceRule
@@ -37,19 +36,19 @@ Decide what to do: EVAL with a number adopts that answer of a peer, CREATE gives
 
 @method(paper="arXiv 2603.07972", test="test_listed_actions.py::test_hila_is_its_loop")
 def hila(
-    defer_cost: Annotated[NonNegative, PAPER] = 0.3,
-    create_cost: Annotated[NonNegative, CODE] = 0.03,
-    scale: Annotated[Literal["none", "std"], PAPER] = "none",
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.02,
-    entropy_coefficient: Annotated[NonNegative, PAPER] = 0.001,
-    sft_coefficient: Annotated[NonNegative, OURS] = 0.01,
-    peers: Annotated[str, OURS] = "peers",
-    expert: Annotated[str, OURS] = "expert",
-    own: Annotated[str | None, OURS] = None,
-    success: Annotated[float, OURS] = 0.5,
-    drop_same: Annotated[bool, CODE] = True,
+    defer_cost: Paper[NonNegative] = 0.3,
+    create_cost: Code[NonNegative] = 0.03,
+    scale: Paper[Divisor] = "none",
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.02,
+    entropy_coefficient: Paper[NonNegative] = 0.001,
+    sft_coefficient: Ours[NonNegative] = 0.01,
+    peers: Ours[str] = "peers",
+    expert: Ours[str] = "expert",
+    own: Ours[str | None] = None,
+    success: Ours[float] = 0.5,
+    drop_same: Code[bool] = True,
 ) -> Algorithm:
     """Learning when to answer, to adopt a peer's answer, or to ask an expert (HILA, dual-loop policy optimisation).
 
@@ -173,7 +172,7 @@ async def listed_actions(
 
 
 @stateless_part({NEED, "old_logp"})
-def of_listed_actions(batch: Trajectories, scale: Literal["none", "std"] = "none") -> Trajectories:
+def of_listed_actions(batch: Trajectories, scale: Divisor = "none") -> Trajectories:
     """Advantages of the actions of each state, 1 on the expert's answers, and what share of the loss each row has.
 
     info["choice_share"] f32[N]: 1 / (K S) for the K actions of each of S states. info["expert_share"]: the same for the

@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, Count, NonNegative
+from jaxrl_llm.core.annotations import AboveOne, Code, Count, NonNegative, OfRun, Ours, Paper
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, counted, part, step_part
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import guided, guided_rows
@@ -30,18 +28,18 @@ def with_fading_bonus(
 
 @method(paper="arXiv 2510.26519", test="test_guided.py::test_icpo_against_a_loop")
 def icpo_in_context(
-    threshold: Annotated[float, PAPER] = 1.0,
-    reject: Annotated[bool, PAPER] = True,
-    bonus: Annotated[NonNegative, PAPER] = 1.0,
-    shape: Annotated[float, PAPER] = 0.1,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[AboveOne, CODE] = 3.0,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    guided_samples: Annotated[int, PAPER] = 1,
-    column: Annotated[str, OURS] = "examples",
-    total_steps: Annotated[Count | None, RUN] = None,
+    threshold: Paper[float] = 1.0,
+    reject: Paper[bool] = True,
+    bonus: Paper[NonNegative] = 1.0,
+    shape: Paper[float] = 0.1,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    dual_clip: Code[AboveOne] = 3.0,
+    kl_coefficient: Code[NonNegative] = 0.001,
+    epsilon: Code[NonNegative] = 1e-6,
+    guided_samples: Paper[int] = 1,
+    column: Ours[str] = "examples",
+    total_steps: OfRun[Count | None] = None,
 ) -> Algorithm:
     """In-Context Steered Policy Optimization (Think Outside the Policy).
 

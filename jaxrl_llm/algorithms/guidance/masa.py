@@ -1,8 +1,6 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, AboveOne, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import AboveOne, Code, NonNegative, Paper, Scale, ZeroOrOne
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 
@@ -10,19 +8,19 @@ from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 @method(
     paper="arXiv 2510.03259",
     test="test_own_rollouts.py::test_masa_rewards_predictions_of_rate_length_and_notions_in_a_group_of_their_own",
-    beside={"efficient": ("MASA-efficient: cloning, gating, cutoff by the predictions", "a rollout that stops early")},
 )
+@beside("efficient", "MASA-efficient: cloning, gating, cutoff by the predictions", "a rollout that stops early")
 def masa(
-    predictions: Annotated[int | None, PAPER] = None,
-    levels: Annotated[int, CODE] = 8,
-    base: Annotated[float, PAPER] = 0.01,
-    inclusive: Annotated[bool, CODE] = False,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    dual_clip: Annotated[AboveOne | None, CODE] = 10.0,
-    scale: Annotated[Scale, CODE] = "std",
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    predictions: Paper[int | None] = None,
+    levels: Code[int] = 8,
+    base: Paper[float] = 0.01,
+    inclusive: Code[bool] = False,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.28,
+    dual_clip: Code[AboveOne | None] = 10.0,
+    scale: Code[Scale] = "std",
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Meta-Awareness via Self-Alignment (MASA).
 

@@ -1,11 +1,11 @@
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import AverageName, Count, NonNegative, OfRun, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum import scores
@@ -19,20 +19,20 @@ from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
     test="test_own_rollouts.py::test_nurl_samples_a_failed_group_again_but_for_one_without_the_hint",
 )
 def nurl(
-    source: Annotated[Literal["own", "column"], PAPER] = "own",
-    column: Annotated[str | None, OURS] = None,
-    hints_from: Annotated[int | None, OURS] = None,
-    drop_solved: Annotated[bool, PAPER] = True,
-    success: Annotated[float, PAPER] = 0.0,
-    accuracy: Annotated[str | None, OURS] = None,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    ddof: Annotated[ZeroOrOne, OURS] = 0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    average: Annotated[AverageName, OURS] = "token",
-    max_length: Annotated[Count | None, RUN] = None,
-    total_steps: Annotated[Count | None, RUN] = None,
+    source: Paper[Literal["own", "column"]] = "own",
+    column: Ours[str | None] = None,
+    hints_from: Ours[int | None] = None,
+    drop_solved: Paper[bool] = True,
+    success: Paper[float] = 0.0,
+    accuracy: Ours[str | None] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    ddof: Ours[ZeroOrOne] = 0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    average: Ours[AverageName] = "token",
+    max_length: OfRun[Count | None] = None,
+    total_steps: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Nudging with self-generated hints (NuRL, Nudging the Boundaries of LLM Reasoning).
 
@@ -80,5 +80,4 @@ def solved_prompts(batch: Trajectories, success: float, accuracy: str | None = N
     right = (value > success) & ~(guided == 1)
     group = np.asarray(batch.group)
     failed, tried = np.unique(group[action & ~right]), np.unique(group[action])
-    done = np.setdiff1d(tried, failed)
-    return np.unique(np.asarray(batch.prompt_id)[action & np.isin(group, done)])
+    return np.unique(np.asarray(batch.prompt_id)[action & np.isin(group, np.setdiff1d(tried, failed))])

@@ -1,9 +1,8 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, RECALLED, NonNegative
+from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Recalled
 from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups
 
 
@@ -12,13 +11,13 @@ from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups
     test="test_own_rollouts.py::test_prefixrl_compares_samples_after_the_same_prefix_and_trains_on_none_of_it",
 )
 def prefixrl(
-    column: Annotated[str, OURS] = "trace",
-    prefix_low: Annotated[float, RECALLED] = 0.4,
-    prefix_high: Annotated[float, RECALLED] = 0.8,
-    prefixes: Annotated[int, OURS] = 1,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.0,
+    column: Ours[str] = "trace",
+    prefix_low: Recalled[float] = 0.4,
+    prefix_high: Recalled[float] = 0.8,
+    prefixes: Ours[int] = 1,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.0,
 ) -> Algorithm:
     """On-policy RL on prefixes of off-policy traces (PrefixRL, Reuse your FLOPs).
 

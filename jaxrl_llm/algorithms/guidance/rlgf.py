@@ -1,5 +1,5 @@
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advantages
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.core.reference import another
 from jaxrl_llm.objectives import value_loss
@@ -18,21 +18,21 @@ from jaxrl_llm.utils.errors import InputError, is_off, shown
 
 @method(paper="arXiv 2306.11816", test="test_guide_and_learner.py::test_rlgf_by_loop")
 def rlgf(
-    begins: Annotated[Literal["guide", "learner", "learner_first", "either"], CODE] = "guide",
-    column: Annotated[str, OURS] = "guide",
-    guide: Annotated[str | None, OURS] = None,
-    guide_model: Annotated[str | None, OURS] = None,
-    share: Annotated[float, PAPER] = 0.8,
-    learner_steps: Annotated[int, CODE] = 20,
-    guide_often: Annotated[Fraction, PAPER] = 0.8,
-    seed: Annotated[int, OURS] = 0,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
-    gamma: Annotated[float, CODE] = 1.0,
-    lam: Annotated[float, CODE] = 0.95,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    value_clip: Annotated[Positive | None, OURS] = 0.2,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
+    begins: Code[Literal["guide", "learner", "learner_first", "either"]] = "guide",
+    column: Ours[str] = "guide",
+    guide: Ours[str | None] = None,
+    guide_model: Ours[str | None] = None,
+    share: Paper[float] = 0.8,
+    learner_steps: Code[int] = 20,
+    guide_often: Paper[Fraction] = 0.8,
+    seed: Ours[int] = 0,
+    kl_coefficient: Ours[NonNegative] = 0.05,
+    gamma: Code[float] = 1.0,
+    lam: Code[float] = 0.95,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    value_clip: Ours[Positive | None] = 0.2,
+    value_coefficient: Ours[NonNegative] = 1.0,
 ) -> Algorithm:
     """RL with guided feedback (RLGF, Learning to Generate Better Than Your LLM).
 

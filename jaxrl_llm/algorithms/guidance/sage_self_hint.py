@@ -1,31 +1,29 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import AverageName, Count, NonNegative, OfRun, Ours, Paper, ZeroOrOne
 from jaxrl_llm.rollouts.guidance.hints import own_levels
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 
 
 @method(
-    paper="arXiv 2602.03143",
-    test="test_own_rollouts.py::test_sage_trains_on_the_first_level_of_its_hints_that_helps",
-    beside={"light": ("SAGE-light: a level of each prompt, by epoch", "a curriculum of levels")},
+    paper="arXiv 2602.03143", test="test_own_rollouts.py::test_sage_trains_on_the_first_level_of_its_hints_that_helps"
 )
+@beside("light", "SAGE-light: a level of each prompt, by epoch", "a curriculum of levels")
 def sage_self_hint(
-    levels: Annotated[int, PAPER] = 3,
-    tries: Annotated[int, OURS] = 3,
-    column: Annotated[str, OURS] = "solution",
-    success: Annotated[float, PAPER] = 0.0,
-    accuracy: Annotated[str | None, OURS] = None,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.0,
-    ddof: Annotated[ZeroOrOne, PAPER] = 0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    average: Annotated[AverageName, OURS] = "token",
-    max_length: Annotated[Count | None, RUN] = None,
+    levels: Paper[int] = 3,
+    tries: Ours[int] = 3,
+    column: Ours[str] = "solution",
+    success: Paper[float] = 0.0,
+    accuracy: Ours[str | None] = None,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.28,
+    kl_coefficient: Paper[NonNegative] = 0.0,
+    ddof: Paper[ZeroOrOne] = 0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    average: Ours[AverageName] = "token",
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Self-hint aligned GRPO with privileged supervision (SAGE).
 

@@ -1,9 +1,8 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, OfRun, Ours, Paper
 from jaxrl_llm.rollouts.guidance.hints import from_column
 from jaxrl_llm.rollouts.guidance.repair import rescued, succeeds
 
@@ -11,20 +10,20 @@ from jaxrl_llm.rollouts.guidance.repair import rescued, succeeds
 @method(
     paper="arXiv 2510.19807",
     test="test_own_rollouts.py::test_scaf_grpo_replaces_one_failure_by_the_right_answer_of_the_weakest_hint",
-    beside={"options": ("the options replace_hint_prompt and 6+1+1 of the code", "other repairs of a group")},
 )
+@beside("options", "the options replace_hint_prompt and 6+1+1 of the code", "other repairs of a group")
 def scaf_grpo(
-    hints_from: Annotated[int | None, PAPER] = None,
-    column: Annotated[str, OURS] = "hints",
-    success: Annotated[float, CODE] = 0.0,
-    accuracy: Annotated[str | None, OURS] = None,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    entropy_coefficient: Annotated[NonNegative, CODE] = 0.0,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    average: Annotated[AverageName, CODE] = "token",
-    max_length: Annotated[Count | None, RUN] = None,
-    total_steps: Annotated[Count | None, RUN] = None,
+    hints_from: Paper[int | None] = None,
+    column: Ours[str] = "hints",
+    success: Code[float] = 0.0,
+    accuracy: Ours[str | None] = None,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    entropy_coefficient: Code[NonNegative] = 0.0,
+    epsilon: Code[NonNegative] = 1e-6,
+    average: Code[AverageName] = "token",
+    max_length: OfRun[Count | None] = None,
+    total_steps: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Scaffolded Group Relative Policy Optimization (Scaf-GRPO).
 

@@ -1,27 +1,23 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper
 from jaxrl_llm.rollouts.auxiliary_prompts import recycled
 
 
 @method(
-    paper="arXiv 2509.22624",
-    test="test_own_rollouts.py::test_spark_asks_of_its_own_answers_what_it_knows_to_be_right",
-    beside={
-        "questions": ("questions about questions", "one more round of second prompts"),
-        "vision": ("screens or images as they are; a prompt describes them", "a policy that sees"),
-    },
+    paper="arXiv 2509.22624", test="test_own_rollouts.py::test_spark_asks_of_its_own_answers_what_it_knows_to_be_right"
 )
+@beside("questions", "questions about questions", "one more round of second prompts")
+@beside("vision", "screens or images as they are; a prompt describes them", "a policy that sees")
 def spark_co_evolving(
-    share: Annotated[float, CODE] = 0.5,
-    pointwise: Annotated[float, CODE] = 0.3,
-    whole: Annotated[float, CODE] = 0.5,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.001,
+    share: Code[float] = 0.5,
+    pointwise: Code[float] = 0.3,
+    whole: Code[float] = 0.5,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.001,
 ) -> Algorithm:
     """Synergistic Policy And Reward Co-Evolving Framework (SPARK).
 

@@ -1,13 +1,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Positive, check_number
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper, Positive, check_number
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, part, stateless_part, surrogate_part
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.transform import Metrics, Objective
@@ -22,15 +21,15 @@ from jaxrl_llm.rollouts.programs import Episode, Task, Tools, program_part, scor
 
 @method(paper="arXiv 2604.02288", test="test_self_distilled.py::test_srpo_is_its_loop")
 def srpo_sample_routing(
-    strength: Annotated[NonNegative, PAPER] = 1.0,
-    success: Annotated[float, PAPER] = 0.5,
-    decay: Annotated[NonNegative, CODE] = 0.95,
-    share: Annotated[float, CODE] = 0.5,
-    top: Annotated[int, CODE] = 100,
-    cap: Annotated[float, CODE] = 2.0,
-    column: Annotated[str | None, OURS] = None,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.28,
+    strength: Paper[NonNegative] = 1.0,
+    success: Paper[float] = 0.5,
+    decay: Code[NonNegative] = 0.95,
+    share: Code[float] = 0.5,
+    top: Code[int] = 100,
+    cap: Code[float] = 2.0,
+    column: Ours[str | None] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.28,
 ) -> Algorithm:
     """Sample-Routed Policy Optimization (SRPO).
 
@@ -78,9 +77,8 @@ def route_failures(b: Trajectories, success: float = 0.5, strength: NonNegative 
     They are those with info["teacher_tokens"] and a score of at most `success`; weights: `confidence_weights` of the
     teacher's entropy over all their actions in the batch.
     """
-    tokens = (b.info or {}).get("teacher_tokens")
-    rows = jnp.zeros(b.group.shape, bool) if tokens is None else jnp.any(tokens >= 0, axis=1)
-    rows &= b.scores <= success
+    tokens = (b.info or {}).get("teacher_tokens", jnp.full((len(b.group), 1), -1))
+    rows = jnp.any(tokens >= 0, axis=1) & (b.scores <= success)
     mask = rows[:, None] & (b.loss_weights != 0)
     weight = confidence_weights(jax.lax.stop_gradient(b.need("teacher_entropy")), mask, strength)
     return b.with_info(distilled=rows.astype(jnp.float32), distil_weight=weight)

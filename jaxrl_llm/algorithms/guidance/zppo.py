@@ -1,12 +1,10 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, AboveOne, Fraction, NonNegative
+from jaxrl_llm.core.annotations import AboveOne, Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.core.trajectory import without_rows
@@ -17,18 +15,18 @@ from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 
 @method(paper="arXiv 2606.18216", test="test_prefixed.py::test_zppo_worked_example_and_loop")
 def zppo(
-    column: Annotated[str, OURS] = "teacher",
-    threshold: Annotated[float, PAPER] = 0.5,
-    teachers: Annotated[int, PAPER] = 4,
-    words: Annotated[int, PAPER] = 512,
-    rewriter: Annotated[str | None, OURS] = None,
-    replay_share: Annotated[Fraction, PAPER] = 0.25,
-    second_share: Annotated[float, PAPER] = 0.25,
-    most_stored: Annotated[int, PAPER] = 10_000,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    dual_clip: Annotated[AboveOne | None, PAPER] = 10.0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    column: Ours[str] = "teacher",
+    threshold: Paper[float] = 0.5,
+    teachers: Paper[int] = 4,
+    words: Paper[int] = 512,
+    rewriter: Ours[str | None] = None,
+    replay_share: Paper[Fraction] = 0.25,
+    second_share: Paper[float] = 0.25,
+    most_stored: Paper[int] = 10_000,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.28,
+    dual_clip: Paper[AboveOne | None] = 10.0,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Zone of Proximal Policy Optimization (ZPPO).
 

@@ -1,12 +1,11 @@
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.annotations import Count, NonNegative, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -46,19 +45,16 @@ def against_random_member(
     )
 
 
-@method(
-    paper="arXiv 2506.00103",
-    test="test_selecting.py::test_brpo_against_a_loop",
-    beside={"training": ("the training of a judge that writes principles and critiques", "a run on its verdicts")},
-)
+@method(paper="arXiv 2506.00103", test="test_selecting.py::test_brpo_against_a_loop")
+@beside("training", "the training of a judge that writes principles and critiques", "a run on its verdicts")
 @run_settings(*judge_among_rewards())
 def brpo(
-    outlier: Annotated[NonNegative, PAPER] = 0.6,
-    count_reference: Annotated[bool, OURS] = True,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    judge: Annotated[str | None, RUN] = None,
-    votes: Annotated[Count, OURS] = 1,
+    outlier: Paper[NonNegative] = 0.6,
+    count_reference: Ours[bool] = True,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    judge: OfRun[str | None] = None,
+    votes: Ours[Count] = 1,
 ) -> Algorithm:
     """Bootstrapped Relative Policy Optimization (Writing-Zero).
 
@@ -120,9 +116,6 @@ def against_reference(score: jax.Array, group: jax.Array, reference: jax.Array) 
     reference bool[N] marks one row of each group. Unscored rows (NaN), and groups without a reference, get 0
     (BRPO, 2506.00103).
     """
-    N = group.shape[0]
-    _, index = jnp.unique(group, return_inverse=True, size=N)
-    opponent = jax.ops.segment_sum(jnp.where(reference, score, 0.0), index, num_segments=N)[index]
-    present = jax.ops.segment_sum(reference.astype(jnp.float32), index, num_segments=N)[index]
+    opponent, present = bucket_sums(group, jnp.where(reference, score, 0.0), reference.astype(jnp.float32))
     verdict = jnp.where(score > opponent, 1.0, -1.0)
     return jnp.where(reference | jnp.isnan(score) | (present == 0), 0.0, verdict)

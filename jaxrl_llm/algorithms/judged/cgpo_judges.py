@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
 from jaxrl_llm.core.annotations import NonNegative, NonNegativeNumber, Positive, PositiveNumber, check_number
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED, RUN
+from jaxrl_llm.core.arguments.hyperparameters import OfRun, Ours, Recalled
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, chain, part, weighted
@@ -57,13 +57,13 @@ def _counted(config: Any, given: Given) -> bool:
     )
 )
 def cgpo_judges(
-    optimiser: Annotated[Optimiser, OURS] = "crpg",
-    kl_max: Annotated[Positive, OURS] = 20.0,
-    judges: Annotated[str | None, RUN] = None,
-    tasks: Annotated[str | None, RUN] = None,
-    beta: Annotated[Positive, OURS] = 0.1,
-    likelihood: Annotated[NonNegative, RECALLED] = 0.1,
-    column: Annotated[str, OURS] = "baseline",
+    optimiser: Ours[Optimiser] = "crpg",
+    kl_max: Ours[Positive] = 20.0,
+    judges: OfRun[str | None] = None,
+    tasks: OfRun[str | None] = None,
+    beta: Ours[Positive] = 0.1,
+    likelihood: Recalled[NonNegative] = 0.1,
+    column: Ours[str] = "baseline",
 ) -> Algorithm:
     """Constrained Generative Policy Optimization with a mixture of judges (CGPO).
 

@@ -1,31 +1,26 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import OURS, Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Positive
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.judges.judged import against_anchor, judged
 
 
-@method(
-    paper="arXiv 2504.04950", test="test_judged_methods.py::test_pairwise_rl_worked_example",
-    beside={
-        "training": ("the training of the judge on both orders of human pairs", "supervised steps on its verdicts"),
-        "probability": ("the probability of the judge's yes token as its score", "the mean of several answers"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2504.04950", test="test_judged_methods.py::test_pairwise_rl_worked_example")
+@beside("training", "the training of the judge on both orders of human pairs", "supervised steps on its verdicts")
+@beside("probability", "the probability of the judge's yes token as its score", "the mean of several answers")
 @run_settings(*judge_among_rewards())
 def pairwise_rl(
-    column: Annotated[str, OURS] = "anchor",
-    judge: Annotated[str, OURS] = "reference",
-    samples: Annotated[Count, OURS] = 1,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[Positive | None, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
-    gamma: Annotated[float, OURS] = 1.0,
-    lam: Annotated[float, OURS] = 0.95,
+    column: Ours[str] = "anchor",
+    judge: Ours[str] = "reference",
+    samples: Ours[Count] = 1,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    value_clip: Ours[Positive | None] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.05,
+    gamma: Ours[float] = 1.0,
+    lam: Ours[float] = 0.95,
 ) -> Algorithm:
     """Pairwise Proximal Policy Optimization against anchor responses (Pairwise-RL).
 

@@ -1,7 +1,5 @@
-from typing import Annotated
-
-from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import OURS, Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.scores import staged
@@ -14,21 +12,19 @@ GROUNDING = "What it says of the situation agrees with what the prompt shows of 
 HISTORY = "It is consistent with the steps that were taken before."
 
 
-@method(
-    paper="arXiv 2502.20742", test="test_judged_methods.py::test_spo_structured_scores_pairs_and_stages",
-    beside={"vision": ("images of the situation as they are; a prompt describes it", "a policy that sees")},
-)  # fmt: skip
+@method(paper="arXiv 2502.20742", test="test_judged_methods.py::test_spo_structured_scores_pairs_and_stages")
+@beside("vision", "images of the situation as they are; a prompt describes it", "a policy that sees")
 @run_settings(*judge_among_rewards())
 def spo_structured(
-    judge: Annotated[str, OURS] = "policy",
-    samples: Annotated[Count, OURS] = 1,
-    relevance: Annotated[NonNegative, OURS] = 1.0,
-    grounding: Annotated[NonNegative, OURS] = 1.0,
-    history: Annotated[NonNegative, OURS] = 1.0,
-    beta: Annotated[Positive, OURS] = 0.1,
-    column: Annotated[str, OURS] = "stage",
-    order: Annotated[str, OURS] = "",
-    stage_steps: Annotated[Count, OURS] = 100,
+    judge: Ours[str] = "policy",
+    samples: Ours[Count] = 1,
+    relevance: Ours[NonNegative] = 1.0,
+    grounding: Ours[NonNegative] = 1.0,
+    history: Ours[NonNegative] = 1.0,
+    beta: Ours[Positive] = 0.1,
+    column: Ours[str] = "stage",
+    order: Ours[str] = "",
+    stage_steps: Ours[Count] = 100,
 ) -> Algorithm:
     """Structured Preference Optimization for long-horizon planning (SPO).
 

@@ -1,13 +1,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
 from jaxrl_llm.rollouts.judges.answerers import Answerer, policy
@@ -29,11 +28,11 @@ Explain in a few sentences what is good and bad about each. Then write the score
 
 @method(paper="arXiv 2507.17515", test="test_judged_methods.py::test_urpo_ranks_and_referees")
 def urpo(
-    calls: Annotated[Count, OURS] = 4,
-    open_from: Annotated[NonNegativeInt, OURS] = 0,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
+    calls: Ours[Count] = 4,
+    open_from: Ours[NonNegativeInt] = 0,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
 ) -> Algorithm:
     """Unified Reward and Policy Optimization (URPO).
 

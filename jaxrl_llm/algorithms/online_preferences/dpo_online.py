@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import BelowHalf, Code, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
@@ -11,11 +9,11 @@ from jaxrl_llm.rollouts.pairs import best_and_worst_of
 
 @method(paper="arXiv 2402.04792", test="test_online_preferences.py::test_dpo_online_by_loop")
 def dpo_online(
-    loss: Annotated[str | PairLoss, PAPER] = "sigmoid",
-    beta: Annotated[Positive, CODE] = 0.1,
-    label_smoothing: Annotated[float | None, Range(least=0, below=0.5), CODE] = None,
-    likelihood: Annotated[NonNegative, OURS] = 0.0,
-    reset: Annotated[Count | None, OURS] = None,
+    loss: Paper[str | PairLoss] = "sigmoid",
+    beta: Code[Positive] = 0.1,
+    label_smoothing: Code[BelowHalf | None] = None,
+    likelihood: Ours[NonNegative] = 0.0,
+    reset: Ours[Count | None] = None,
 ) -> Algorithm:
     """Online and iterated Direct Preference Optimization (OAIF).
 

@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, OpenFraction, Positive
+from jaxrl_llm.core.annotations import Code, Count, OpenFraction, Ours, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset, with_initial
 from jaxrl_llm.objectives import pairwise
@@ -10,11 +8,7 @@ from jaxrl_llm.rollouts.pairs import best_and_worst_of
 
 
 @method(paper="arXiv 2407.00617", test="test_online_preferences.py::test_inpo_by_loop_and_worked_example")
-def inpo(
-    eta: Annotated[Positive, CODE] = 7.5e-3,
-    share: Annotated[OpenFraction, CODE] = 1 / 3,
-    reset: Annotated[Count, OURS] = 100,
-) -> Algorithm:
+def inpo(eta: Code[Positive] = 7.5e-3, share: Code[OpenFraction] = 1 / 3, reset: Ours[Count] = 100) -> Algorithm:
     """Iterative Nash Policy Optimization (INPO).
 
     Mirror descent on the game of preferences between policies, which needs no more than which response of a pair won.

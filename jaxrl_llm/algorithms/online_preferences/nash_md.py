@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, RUN, Fraction, NonNegative, NonNegativeNumber
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeNumber, OfRun, Ours
 from jaxrl_llm.core.hooks import Context, Hook, State
 from jaxrl_llm.core.log_ratios import source
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, part, weighted
@@ -17,10 +15,10 @@ from jaxrl_llm.rollouts.pairs import against_opponent
 @method(paper="arXiv 2312.00886", test="test_online_preferences.py::test_nash_md_is_that_of_trl")
 @run_settings(*judge_among_rewards())
 def nash_md(
-    beta: Annotated[NonNegative, CODE] = 0.1,
-    mixture: Annotated[Fraction, CODE] = 0.5,
-    whole: Annotated[bool, OURS] = False,
-    judge: Annotated[str | None, RUN] = None,
+    beta: Code[NonNegative] = 0.1,
+    mixture: Code[Fraction] = 0.5,
+    whole: Ours[bool] = False,
+    judge: OfRun[str | None] = None,
 ) -> Algorithm:
     """Nash learning from human feedback by mirror descent (Nash-MD).
 

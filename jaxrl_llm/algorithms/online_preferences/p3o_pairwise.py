@@ -1,10 +1,10 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative, NonNegativeNumber, Number
+from jaxrl_llm.core.annotations import NonNegative, NonNegativeNumber, Number, Ours
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import Array, Objective, Trajectories, chain, part
 from jaxrl_llm.objectives.preference.pairs import coupled, log_ratio_sum, scored_rows, sequence_log_ratios
@@ -15,9 +15,7 @@ Clipping = Literal["separate", "joint", "none"]
 
 @method(paper="arXiv 2310.00212", test="test_reward_composed.py::test_p3o_is_the_loop_over_pairs")
 def p3o_pairwise(
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
-    clip_range: Annotated[float, OURS] = 0.2,
-    clip: Annotated[Clipping, OURS] = "separate",
+    kl_coefficient: Ours[NonNegative] = 0.05, clip_range: Ours[float] = 0.2, clip: Ours[Clipping] = "separate"
 ) -> Algorithm:
     """Pairwise Proximal Policy Optimization (P3O).
 
@@ -61,8 +59,7 @@ def pair_shares(
         u, c = l[:, None] - l, difference * fixed[:, None] * fixed
         held = jnp.minimum(c * u, c * jnp.clip(u, -clip_range, clip_range)) if clip == "joint" else c * u
         gain = 0.25 * held
-    number = jnp.maximum(0.5 * jnp.sum(pairs), 1.0)
-    return -jnp.sum(jnp.where(pairs, gain, 0.0), axis=1) / number
+    return -jnp.sum(jnp.where(pairs, gain, 0.0), axis=1) / jnp.maximum(0.5 * jnp.sum(pairs), 1.0)
 
 
 @part

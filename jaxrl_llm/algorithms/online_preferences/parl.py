@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import NonNegative, Ours, Positive
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.log_ratios import log_ratio_sums, source
 from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, part, stateless_part
@@ -17,21 +15,20 @@ from jaxrl_llm.objectives.values import COPY, needed_output
 @method(
     paper="arXiv 2308.02585",
     test="test_parl.py::test_the_reward_model_s_gradient_is_that_of_the_implicit_function_theorem",
-    beside={
-        "hessian": (
-            "the policy's dependence through the Hessian by its own parameters; here it is that of a policy which can "
-            "be any distribution",
-            "products with the inverse Hessian of the policy",
-        )
-    },
+)
+@beside(
+    "hessian",
+    "the policy's dependence through the Hessian by its own parameters; here it is that of a policy which can "
+    "be any distribution",
+    "products with the inverse Hessian of the policy",
 )
 def parl(
-    beta: Annotated[Positive, OURS] = 0.1,
-    temperature: Annotated[Positive, OURS] = 1.0,
-    reward_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    beta: Ours[Positive] = 0.1,
+    temperature: Ours[Positive] = 1.0,
+    reward_coefficient: Ours[NonNegative] = 1.0,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """Policy Alignment in Reinforcement Learning as a bilevel problem (PARL).
 

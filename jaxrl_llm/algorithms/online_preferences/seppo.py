@@ -1,10 +1,10 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import OURS, RECALLED, Count, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, beside, exactly, given_responses, method, run_settings
+from jaxrl_llm.core.annotations import AtLeastTwo, Count, Ours, Positive, Recalled
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, objective_part, part, stateless_part
 from jaxrl_llm.core.population import League
@@ -16,17 +16,15 @@ from jaxrl_llm.rollouts.guidance.responses import response
 from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part
 
 
-@method(
-    paper="arXiv 2410.05255", test="test_seppo.py::test_it_is_the_loop",
-    beside={"images": ("diffusion models of images and videos", "diffusion models of images; responses are texts")},
-)  # fmt: skip
+@method(paper="arXiv 2410.05255", test="test_seppo.py::test_it_is_the_loop")
+@beside("images", "diffusion models of images and videos", "diffusion models of images; responses are texts")
 @run_settings(*given_responses(2), exactly("eval_size", 0, "no samples of held-out prompts"))
 def seppo(
-    beta: Annotated[Positive, OURS] = 0.1,
-    size: Annotated[int, Range(least=2), OURS] = 4,
-    every: Annotated[Count, OURS] = 20,
-    column: Annotated[str | None, OURS] = None,
-    loss: Annotated[str | PairLoss, RECALLED] = "sigmoid",
+    beta: Ours[Positive] = 0.1,
+    size: Ours[AtLeastTwo] = 4,
+    every: Ours[Count] = 20,
+    column: Ours[str | None] = None,
+    loss: Recalled[str | PairLoss] = "sigmoid",
 ) -> Algorithm:
     """Semi-Policy Preference Optimization (SePPO).
 
@@ -59,7 +57,7 @@ NEEDS = frozenset({"old_logp", "reference_logp"})
 
 
 @part
-def random_snapshot(size: Annotated[int, Range(least=2)] = 4, every: Count = 20) -> ReferenceRule:
+def random_snapshot(size: AtLeastTwo = 4, every: Count = 20) -> ReferenceRule:
     """The reference is one of the policies that a `League` keeps, drawn anew after each update, each as often.
 
     Places of the league that no snapshot has taken are not drawn. The draws depend on the number of updates alone.

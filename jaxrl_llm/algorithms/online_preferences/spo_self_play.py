@@ -1,23 +1,17 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import NonNegative, Ours
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.objectives.preference.pairs import higher_of, win_rates
 from jaxrl_llm.rollouts.pairs import higher, with_win_rates
 
 
-@method(
-    paper="arXiv 2401.04056", test="test_online_preferences.py::test_spo_self_play_worked_example",
-    beside={"queue": ("the queue of past trajectories that control tasks compare with", "a replay")},
-)  # fmt: skip
+@method(paper="arXiv 2401.04056", test="test_online_preferences.py::test_spo_self_play_worked_example")
+@beside("queue", "the queue of past trajectories that control tasks compare with", "a replay")
 def spo_self_play(
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    clip_low: Ours[NonNegative] = 0.2, clip_high: Ours[NonNegative] = 0.2, kl_coefficient: Ours[NonNegative] = 0.0
 ) -> Algorithm:
     """Self-Play Preference Optimization (SPO, A Minimaximalist Approach).
 

@@ -1,11 +1,10 @@
 from dataclasses import replace
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, Positive, PositiveNumber
+from jaxrl_llm.core.annotations import Code, Count, Ours, Positive, PositiveNumber
 from jaxrl_llm.core.log_ratios import source
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.core.reference import periodic_reset
@@ -15,7 +14,7 @@ from jaxrl_llm.rollouts.pairs import best_and_worst_of, with_win_rates
 
 
 @method(paper="arXiv 2405.00675", test="test_online_preferences.py::test_sppo_by_loop_and_worked_example")
-def sppo(beta: Annotated[Positive, CODE] = 0.001, reset: Annotated[Count, OURS] = 100) -> Algorithm:
+def sppo(beta: Code[Positive] = 0.001, reset: Ours[Count] = 100) -> Algorithm:
     """Self-Play Preference Optimization (SPPO).
 
     Of K samples (--group-size, 5 in the paper) each response's win rate against the policy is that against all K,

@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Positive
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import kl, preference
 
@@ -9,10 +7,10 @@ from jaxrl_llm.objectives import kl, preference
 @method(paper="arXiv 2504.04524", test="test_preference.py::test_trpa_by_loop_however_it_is_split")
 @run_settings(one_reward_of("tagged_levels", why="a reward of several levels, whose order its pairs are"))
 def trpa(
-    beta: Annotated[Positive, CODE] = 0.1,
-    anisotropy: Annotated[NonNegative, CODE] = 2.5,
-    trust: Annotated[NonNegative, CODE] = 0.001,
-    best: Annotated[float, OURS] = 1.0,
+    beta: Code[Positive] = 0.1,
+    anisotropy: Code[NonNegative] = 2.5,
+    trust: Code[NonNegative] = 0.001,
+    best: Ours[float] = 1.0,
 ) -> Algorithm:
     """Trust Region Preference Approximation.
 

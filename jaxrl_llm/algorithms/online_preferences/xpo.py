@@ -1,9 +1,9 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import CODE, RUN, NonNegative, Positive
+from jaxrl_llm.core.annotations import Code, NonNegative, OfRun, Positive
 from jaxrl_llm.core.parts import Array, Objective, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
 from jaxrl_llm.objectives.preference.pairs import coupled, higher_of, opponents, total_logp, win_rates
@@ -18,10 +18,10 @@ LOSSES: dict[str, PairLoss] = {"sigmoid": sigmoid, "ipo": of_sums(ipo)}
 @method(paper="arXiv 2405.21046", test="test_online_preferences.py::test_xpo_is_that_of_trl")
 @run_settings(*judge_among_rewards())
 def xpo(
-    beta: Annotated[Positive, CODE] = 0.1,
-    alpha: Annotated[NonNegative, CODE] = 1e-5,
-    loss: Annotated[Literal["sigmoid", "ipo"], CODE] = "sigmoid",
-    judge: Annotated[str | None, RUN] = None,
+    beta: Code[Positive] = 0.1,
+    alpha: Code[NonNegative] = 1e-5,
+    loss: Code[Literal["sigmoid", "ipo"]] = "sigmoid",
+    judge: OfRun[str | None] = None,
 ) -> Algorithm:
     """Exploratory Preference Optimization (XPO).
 

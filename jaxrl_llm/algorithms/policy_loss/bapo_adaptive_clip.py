@@ -1,11 +1,11 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import PAPER, AboveOne, Fraction, Number, Positive
+from jaxrl_llm.core.annotations import AboveOne, Fraction, Number, Paper, Positive
 from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, control, step_part, surrogate_part
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, token_mean, token_ratio
 
@@ -23,18 +23,18 @@ Rise = tuple[Number, Number, Number]  # start, end and step of a bound
           "order": "low_first", "criterion": "ratio", "weighted": False, "dual_clip": 3.0},
 )  # fmt: skip
 def bapo_adaptive_clip(
-    target: Annotated[float, PAPER] = 0.4,
-    low_start: Annotated[float, PAPER] = 0.6,
-    low_end: Annotated[float, PAPER] = 0.9,
-    low_step: Annotated[Fraction, PAPER] = 0.02,
-    high_start: Annotated[float, PAPER] = 1.2,
-    high_end: Annotated[float, PAPER] = 3.0,
-    high_step: Annotated[Positive, PAPER] = 0.05,
-    order: Annotated[Order, PAPER] = "high_first",
-    criterion: Annotated[Criterion, PAPER] = "share",
-    statistic: Annotated[Statistic, PAPER] = "value",
-    weighted: Annotated[bool, PAPER] = True,
-    dual_clip: Annotated[AboveOne | None, PAPER] = None,
+    target: Paper[float] = 0.4,
+    low_start: Paper[float] = 0.6,
+    low_end: Paper[float] = 0.9,
+    low_step: Paper[Fraction] = 0.02,
+    high_start: Paper[float] = 1.2,
+    high_end: Paper[float] = 3.0,
+    high_step: Paper[Positive] = 0.05,
+    order: Paper[Order] = "high_first",
+    criterion: Paper[Criterion] = "share",
+    statistic: Paper[Statistic] = "value",
+    weighted: Paper[bool] = True,
+    dual_clip: Paper[AboveOne | None] = None,
 ) -> Algorithm:
     """Balanced Policy Optimization with Adaptive Clipping (BAPO).
 

@@ -8,13 +8,13 @@ m_H, at a KL divergence m_F between the policies:
 """
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, RUN, NonNegativeNumber, Number, PositiveNumber, Scale
+from jaxrl_llm.core.annotations import Code, NonNegativeNumber, Number, OfRun, Paper, PositiveNumber, Scale
 from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Objective, part, stateless_part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of
@@ -31,19 +31,19 @@ def kept_mean(values: Array, batch: Trajectories) -> Array:
 
 @method(paper="arXiv 2510.00819", test="test_trust_region.py::test_capo_is_adams_step_by_loop")
 def capo_curvature(
-    change_limit: Annotated[float, PAPER] = 0.01,
-    kl_limit: Annotated[NonNegative, PAPER] = 1e-4,
-    symmetric: Annotated[bool, PAPER] = True,
-    model: Annotated[Literal["adam", "gradient"], PAPER] = "adam",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    average: Annotated[Literal["sequence", "constant"], PAPER] = "sequence",
-    scale: Annotated[Scale, CODE] = "none",
-    learning_rate: Annotated[Positive | None, RUN] = None,
-    adam_beta1: Annotated[Fraction | None, RUN] = None,
-    adam_beta2: Annotated[Fraction | None, RUN] = None,
-    adam_epsilon: Annotated[Positive | None, RUN] = None,
-    max_length: Annotated[AtLeastOne | None, RUN] = None,
+    change_limit: Paper[float] = 0.01,
+    kl_limit: Paper[NonNegative] = 1e-4,
+    symmetric: Paper[bool] = True,
+    model: Paper[Literal["adam", "gradient"]] = "adam",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    average: Paper[Literal["sequence", "constant"]] = "sequence",
+    scale: Code[Scale] = "none",
+    learning_rate: OfRun[Positive | None] = None,
+    adam_beta1: OfRun[Fraction | None] = None,
+    adam_beta2: OfRun[Fraction | None] = None,
+    adam_epsilon: OfRun[Positive | None] = None,
+    max_length: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """Curvature-Aware Policy Optimization (CAPO).
 

@@ -1,8 +1,6 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
@@ -10,13 +8,13 @@ from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw
 
 @method(paper="arXiv 2505.22617", test="test_trust_region.py::test_clip_cov_by_loop")
 def clip_cov(
-    share: Annotated[float, PAPER] = 2e-4,
-    covariance_low: Annotated[float, PAPER] = 1.0,
-    covariance_high: Annotated[float, PAPER] = 5.0,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    share: Paper[float] = 2e-4,
+    covariance_low: Paper[float] = 1.0,
+    covariance_high: Paper[float] = 5.0,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Clip-Cov (The Entropy Mechanism of RL for Reasoning Language Models).
 

@@ -1,8 +1,6 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
-from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import by_sign, clipped, log_probability, policy_gradient, token_mean, token_ratio
 
@@ -10,12 +8,12 @@ from jaxrl_llm.objectives import by_sign, clipped, log_probability, policy_gradi
 @method(paper="arXiv 2602.00983", test="test_weighted.py::test_dispo_is_the_loop_over_groups_that_differ")
 @run_settings(several_steps("several gradient steps on a batch: at the first all ratios are 1"))
 def dispo(
-    positive_low: Annotated[float, PAPER] = 0.2,
-    positive_high: Annotated[float, PAPER] = 10.0,
-    negative_low: Annotated[float, PAPER] = 1.0,
-    negative_high: Annotated[float, PAPER] = 100.0,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    positive_low: Paper[float] = 0.2,
+    positive_high: Paper[float] = 10.0,
+    negative_low: Paper[float] = 1.0,
+    negative_high: Paper[float] = 100.0,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Decoupled Importance-Sampling Weight Clipping (DISPO).
 

@@ -1,23 +1,20 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, RUN, Count
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, Count, OfRun, Paper
 from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.weights import capped, product, within_divergence
 
 
-@method(
-    paper="arXiv 2602.04879",
-    test="test_weighted.py::test_dppo_is_the_loop",
-    beside={"top_k": ("divergences over the most probable tokens", "those tokens' log-probabilities at sampling")},
-)
+@method(paper="arXiv 2602.04879", test="test_weighted.py::test_dppo_is_the_loop")
+@beside("top_k", "divergences over the most probable tokens", "those tokens' log-probabilities at sampling")
 def dppo(
-    divergence: Annotated[Literal["kl", "tv"], PAPER] = "tv",
-    threshold_low: Annotated[float | None, CODE] = None,
-    threshold_high: Annotated[float | None, CODE] = None,
-    cap: Annotated[float, CODE] = 20.0,
-    max_length: Annotated[Count | None, RUN] = None,
+    divergence: Paper[Literal["kl", "tv"]] = "tv",
+    threshold_low: Code[float | None] = None,
+    threshold_high: Code[float | None] = None,
+    cap: Code[float] = 20.0,
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Divergence Proximal Policy Optimization (Rethinking the Trust Region).
 

@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
-from jaxrl_llm.core.annotations import CODE, FractionNumber, NonNegative, NonNegativeNumber, Number, Positive, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, FractionNumber, NonNegative, NonNegativeNumber, Number, Positive, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.log_ratios import absolute
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, chain, stateless_part, surrogate_part
@@ -15,11 +13,11 @@ from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 @method(paper="arXiv 2604.18578", test="test_trust_region.py::test_gbpo_by_loop")
 @run_settings(several_steps("several gradient steps on a batch, towards ratios away from 1", 5))
 def gbpo(
-    low: Annotated[float, CODE] = 0.3,
-    high: Annotated[float, CODE] = 0.3,
-    temperature: Annotated[Positive, CODE] = 1e-4,
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    low: Code[float] = 0.3,
+    high: Code[float] = 0.3,
+    temperature: Code[Positive] = 1e-4,
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Group-relative Bounded Policy Optimization (Bounded Ratio RL).
 

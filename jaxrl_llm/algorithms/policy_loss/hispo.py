@@ -1,28 +1,23 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AboveOne, Count, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import AboveOne, Count, NonNegative, OfRun, Ours, Paper, Scale, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import constant, importance_correction
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2603.21065",
-    test="test_mismatch.py::test_hispo_is_the_loop",
-    beside={"prover": ("the proving environment and its checks", "the run's environment")},
-)
+@method(paper="arXiv 2603.21065", test="test_mismatch.py::test_hispo_is_the_loop")
+@beside("prover", "the proving environment and its checks", "the run's environment")
 def hispo(
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.28,
-    dual_clip: Annotated[AboveOne, OURS] = 3.0,
-    sequence_bound: Annotated[float, OURS] = 0.2,
-    token_bound: Annotated[float, OURS] = 0.3,
-    max_length: Annotated[Count | None, RUN] = None,
-    scale: Annotated[Scale, PAPER] = "std",
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.28,
+    dual_clip: Ours[AboveOne] = 3.0,
+    sequence_bound: Ours[float] = 0.2,
+    token_bound: Ours[float] = 0.3,
+    max_length: OfRun[Count | None] = None,
+    scale: Paper[Scale] = "std",
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Hierarchical Importance Sampling Policy Optimization (LongCat-Flash-Prover).
 

@@ -1,18 +1,12 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, exactly, method, run_settings
-from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative, Scale
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, beside, exactly, method, run_settings
+from jaxrl_llm.core.annotations import AverageName, NonNegative, Ours, Paper, Scale
 
 
-@method(
-    paper="arXiv 2601.14243", test="test_jet_rl.py::test_it_is_the_model_of_rounded_products",
-    beside={
-        "units": ("the speed of units that multiply float8: values are multiplied as float32", "a kernel with them"),
-        "experts": ("rounded products of experts and of latent attention", "a dense model, others are refused"),
-        "bfloat16": ("bfloat16 states between products", "float32 states: sampler and update are two programs here"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2601.14243", test="test_jet_rl.py::test_it_is_the_model_of_rounded_products")
+@beside("units", "the speed of units that multiply float8: values are multiplied as float32", "a kernel with them")
+@beside("experts", "rounded products of experts and of latent attention", "a dense model, others are refused")
+@beside("bfloat16", "bfloat16 states between products", "float32 states: sampler and update are two programs here")
 @run_settings(
     RunSetting(
         "weight_dtype", lambda given: "float8_blocks",
@@ -27,11 +21,11 @@ from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative, Sc
     exactly("cache_dtype", "dtype", "keys and values that are not rounded in the sampler alone"),
 )  # fmt: skip
 def jet_rl(
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    scale: Annotated[Scale, PAPER] = "std",
-    average: Annotated[AverageName, OURS] = "sequence",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    scale: Paper[Scale] = "std",
+    average: Ours[AverageName] = "sequence",
 ) -> Algorithm:
     """On-policy training in eight bits: one flow of rounded products in sampler and update (Jet-RL).
 

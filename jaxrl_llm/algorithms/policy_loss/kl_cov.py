@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, FractionNumber, NonNegative, Number, Source, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, FractionNumber, NonNegative, Number, Source, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute
 from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, step_part, surrogate_part
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
@@ -15,10 +13,10 @@ from jaxrl_llm.selection.rows import share_down, token_noise
 
 @method(paper="arXiv 2505.22617", test="test_trust_region.py::test_kl_cov_by_loop")
 def kl_cov(
-    share: Annotated[float, CODE] = 2e-4,
-    kl_coefficient: Annotated[NonNegative, CODE] = 1.0,
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    share: Code[float] = 2e-4,
+    kl_coefficient: Code[NonNegative] = 1.0,
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """KL-Cov (The Entropy Mechanism of RL for Reasoning Language Models).
 

@@ -1,18 +1,16 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper, Scale, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, sequence_sum
 
 
 @method(paper="arXiv 2602.05261", test="test_sequence_level.py::test_luspo_is_the_loop")
 def luspo(
-    clip_low: Annotated[NonNegative, PAPER] = 2e-3,
-    clip_high: Annotated[NonNegative, PAPER] = 2.5e-3,
-    scale: Annotated[Scale, PAPER] = "std",
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Paper[NonNegative] = 2e-3,
+    clip_high: Paper[NonNegative] = 2.5e-3,
+    scale: Paper[Scale] = "std",
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Length-Unbiased Sequence Policy Optimization (LUSPO).
 

@@ -3,24 +3,21 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, whiten_advantages
-from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_settings, several_steps
 from jaxrl_llm.core.annotations import AtLeastOne, Estimator, NonNegative, Number, Positive, PositiveNumber, Range
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.arguments.hyperparameters import Code, OfRun, Ours
 from jaxrl_llm.core.parts import Array, Transform, chain, counted, part
 from jaxrl_llm.objectives import kl, policy_gradient, token_mean, token_ratio, unclipped
 
 
-@method(
-    paper="arXiv 2005.09814",
-    test="test_trust_region.py::test_mdpo_by_loop_and_its_step_sizes",
-    beside={"off_policy": ("the off-policy loss and the Tsallis divergence", "other objectives")},
-)
+@method(paper="arXiv 2005.09814", test="test_trust_region.py::test_mdpo_by_loop_and_its_step_sizes")
+@beside("off_policy", "the off-policy loss and the Tsallis divergence", "other objectives")
 @run_settings(several_steps("several gradient steps on a batch: at the first its divergence has no gradient", 4))
 def mdpo_mirror_descent(
-    step_size: Annotated[Positive, CODE] = 1.0,
-    total_steps: Annotated[AtLeastOne | None, RUN] = None,
-    estimator: Annotated[Estimator, OURS] = "k3",
-    epsilon: Annotated[NonNegative, OURS] = 1e-8,
+    step_size: Code[Positive] = 1.0,
+    total_steps: OfRun[AtLeastOne | None] = None,
+    estimator: Ours[Estimator] = "k3",
+    epsilon: Ours[NonNegative] = 1e-8,
 ) -> Algorithm:
     """Mirror Descent Policy Optimization (MDPO).
 

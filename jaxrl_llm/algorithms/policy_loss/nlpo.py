@@ -1,10 +1,8 @@
 """Natural Language Policy Optimization (NLPO)."""
 
-from typing import Annotated
-
 from jaxrl_llm.advantages import generalised_advantages, kl_reward, stepwise_kl, whiten_advantages
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, Count, NonNegative, Positive, Share
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.parts import Array, Transform, chain, part
 from jaxrl_llm.core.reference import periodic_reset
@@ -15,27 +13,23 @@ from jaxrl_llm.sampling.filters import Filters, keep, support
 from jaxrl_llm.utils.errors import is_off
 
 
-@method(
-    paper="arXiv 2210.01241",
-    year=2023,
-    test="test_masked.py::test_nlpo_is_its_loop",
-    beside={"top_k": ("masks of the most probable tokens, a variant", "another support of the sampler")},
-)
+@method(paper="arXiv 2210.01241", year=2023, test="test_masked.py::test_nlpo_is_its_loop")
+@beside("top_k", "masks of the most probable tokens, a variant", "another support of the sampler")
 def nlpo(
-    mask_top_p: Annotated[float, CODE] = 0.9,
-    mask_min_keep: Annotated[int, CODE] = 100,
-    mask_every: Annotated[int, CODE] = 5,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[Positive | None, CODE] = None,
-    value_coefficient: Annotated[NonNegative, CODE] = 1.0,
-    gamma: Annotated[float, CODE] = 0.99,
-    lam: Annotated[float, CODE] = 0.95,
-    whiten: Annotated[bool, CODE] = True,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.1,
-    kl_target: Annotated[Positive | None, CODE] = 0.1,
-    kl_rate: Annotated[float, CODE] = 0.1,
-    entropy_coefficient: Annotated[NonNegative, CODE] = 0.0,
+    mask_top_p: Code[float] = 0.9,
+    mask_min_keep: Code[int] = 100,
+    mask_every: Code[int] = 5,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    value_clip: Code[Positive | None] = None,
+    value_coefficient: Code[NonNegative] = 1.0,
+    gamma: Code[float] = 0.99,
+    lam: Code[float] = 0.95,
+    whiten: Code[bool] = True,
+    kl_coefficient: Code[NonNegative] = 0.1,
+    kl_target: Code[Positive | None] = 0.1,
+    kl_rate: Code[float] = 0.1,
+    entropy_coefficient: Code[NonNegative] = 0.0,
 ) -> Algorithm:
     """Natural Language Policy Optimization (NLPO, Is Reinforcement Learning (Not) for Natural Language Processing,
     ICLR).

@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -8,7 +8,7 @@ from jaxrl_llm.advantages.filters import demonstrated_rows
 from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Number, Positive
+from jaxrl_llm.core.annotations import Code, NonNegative, Number, Ours, Positive
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, control, part, stateless_part
 from jaxrl_llm.objectives import Average, count_tokens, entropy, imitation, mean_by, token_mean, value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -28,21 +28,21 @@ def sampled_rows(batch: Trajectories) -> Array:
     code={"kl_coefficient": 0.01, "reward_scaling": "scale", "reward_clip": None},
 )
 def ppo_max(
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[Positive | None, CODE] = 0.2,
-    value_coefficient: Annotated[NonNegative, CODE] = 1.0,
-    gamma: Annotated[float, CODE] = 1.0,
-    lam: Annotated[float, CODE] = 0.95,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
-    reward_scaling: Annotated[Literal["scale", "normalise", "none"], OURS] = "normalise",
-    reward_clip: Annotated[float | None, OURS] = 0.3,
-    whiten: Annotated[bool, CODE] = False,
-    advantage_clip: Annotated[float | None, CODE] = None,
-    entropy_weight: Annotated[NonNegative, CODE] = 0.0,
-    entropy_target: Annotated[NonNegative, CODE] = 35.0,
-    pretraining_coefficient: Annotated[float, CODE] = 0.0,
-    column: Annotated[str, OURS] = "answer",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    value_clip: Code[Positive | None] = 0.2,
+    value_coefficient: Code[NonNegative] = 1.0,
+    gamma: Code[float] = 1.0,
+    lam: Code[float] = 0.95,
+    kl_coefficient: Ours[NonNegative] = 0.05,
+    reward_scaling: Ours[Literal["scale", "normalise", "none"]] = "normalise",
+    reward_clip: Ours[float | None] = 0.3,
+    whiten: Code[bool] = False,
+    advantage_clip: Code[float | None] = None,
+    entropy_weight: Code[NonNegative] = 0.0,
+    entropy_target: Code[NonNegative] = 35.0,
+    pretraining_coefficient: Code[float] = 0.0,
+    column: Ours[str] = "answer",
 ) -> Algorithm:
     """PPO-max (Secrets of RLHF in Large Language Models Part I: PPO).
 

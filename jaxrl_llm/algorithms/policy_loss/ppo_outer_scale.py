@@ -1,22 +1,21 @@
 import dataclasses
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import BelowOne, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.outer_loop import outer_step
 
 
 @method(paper="arXiv 2603.06009", test="test_outer_loops.py::test_ppo_outer_scale_by_loop")
 def ppo_outer_scale(
-    scale: Annotated[Positive, OURS] = 0.5,
-    momentum: Annotated[float, Range(least=0, below=1), OURS] = 0.0,
-    test_from: Annotated[int | None, OURS] = None,
-    factor: Annotated[Positive, PAPER] = 5.0,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    lam: Annotated[float, PAPER] = 0.95,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    scale: Ours[Positive] = 0.5,
+    momentum: Ours[BelowOne] = 0.0,
+    test_from: Ours[int | None] = None,
+    factor: Paper[Positive] = 5.0,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    lam: Paper[float] = 0.95,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """PPO with a scaled outer step.
 

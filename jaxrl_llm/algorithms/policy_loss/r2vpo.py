@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeInt, Ours, ZeroOrOne
 from jaxrl_llm.core.parts import Array, chain, controller, step_part
 from jaxrl_llm.objectives import policy_gradient, ratio_variance, token_mean, token_ratio, unclipped
 from jaxrl_llm.replay.base import whole_groups
@@ -18,14 +16,14 @@ def dual_ascent(value: Array, feedback: dict[str, Array], rate: float) -> Array:
 
 @method(paper="arXiv 2601.03320", test="test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip")
 def r2vpo(
-    variance_limit: Annotated[NonNegative, OURS] = 0.02,
-    multiplier: Annotated[NonNegative, CODE] = 0.04,
-    multiplier_rate: Annotated[NonNegative, OURS] = 0.1,
-    replay_share: Annotated[Fraction, OURS] = 1.0,
-    replay_age: Annotated[NonNegativeInt, OURS] = 4,
-    replay_groups: Annotated[NonNegativeInt, OURS] = 1024,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    variance_limit: Ours[NonNegative] = 0.02,
+    multiplier: Code[NonNegative] = 0.04,
+    multiplier_rate: Ours[NonNegative] = 0.1,
+    replay_share: Ours[Fraction] = 1.0,
+    replay_age: Ours[NonNegativeInt] = 4,
+    replay_groups: Ours[NonNegativeInt] = 1024,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Ratio-Variance Regularized Policy Optimization (R2VPO).
 

@@ -1,5 +1,3 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
@@ -14,8 +12,8 @@ from jaxrl_llm.advantages.returns import (
     scored_actions,
     terminal_rewards,
 )
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, Fraction, FractionNumber, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, Count, Fraction, FractionNumber, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, part, totals_of
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.transform import Objective, Transform, chain, stateless
@@ -25,27 +23,23 @@ from jaxrl_llm.objectives.values import needed_output, value_loss
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2402.12527",
-    test="test_ravl.py::test_it_is_the_loop",
-    beside={
-        "control": (
-            "SAC on rollouts of a learned model of the world, from offline data",
-            "a model of the world, and actions that are vectors",
-        )
-    },
+@method(paper="arXiv 2402.12527", test="test_ravl.py::test_it_is_the_loop")
+@beside(
+    "control",
+    "SAC on rollouts of a learned model of the world, from offline data",
+    "a model of the world, and actions that are vectors",
 )
 def ravl(
-    heads: Annotated[Count, CODE] = 10,
-    diversity: Annotated[NonNegative, CODE] = 1.0,
-    rate: Annotated[Fraction, OURS] = 0.05,
-    gamma: Annotated[Fraction, OURS] = 1.0,
-    lam: Annotated[Fraction, OURS] = 0.95,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[Positive | None, OURS] = None,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    whiten: Annotated[bool, OURS] = True,
+    heads: Code[Count] = 10,
+    diversity: Code[NonNegative] = 1.0,
+    rate: Ours[Fraction] = 0.05,
+    gamma: Ours[Fraction] = 1.0,
+    lam: Ours[Fraction] = 0.95,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    value_clip: Ours[Positive | None] = None,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    whiten: Ours[bool] = True,
 ) -> Algorithm:
     """Reach-Aware Value Learning (RAVL).
 
@@ -144,7 +138,6 @@ def edge_diversity(heads: Count = 10) -> Objective:
     def score(outputs: PolicyOutputs, batch: Trajectories) -> Array:
         return steps_over_the_edge(needed_output(outputs, "values", "the diversity"), batch)
 
-    def shares(D: Array, batch: Trajectories) -> Array:
-        return jnp.full(D.shape[0], mean_cosine(D) / D.shape[0])
-
-    return coupled(score, shares, "value/cosine", needed_values(heads))
+    return coupled(
+        score, lambda D, batch: jnp.full(D.shape[0], mean_cosine(D) / D.shape[0]), "value/cosine", needed_values(heads)
+    )

@@ -1,5 +1,4 @@
 import math
-from typing import Annotated
 
 import jax.numpy as jnp
 
@@ -7,36 +6,32 @@ from jaxrl_llm.advantages import whiten_advantages
 from jaxrl_llm.advantages.functional import gae, terminal_rewards
 from jaxrl_llm.advantages.returns import at_last_action, explained_variance, needed_values, scored_actions
 from jaxrl_llm.advantages.tokens import newest_window, unfinished_rows
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, RUN, Count, Fraction, FractionNumber, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Count, Fraction, FractionNumber, NonNegative, OfRun, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import entropy, value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2410.02751",
-    test="test_relic.py::test_it_is_the_loop",
-    beside={
-        "sink_kv": (
-            "a learned key and value in attention, which mean that nothing is there (Sink-KV)",
-            "the run's --sink-slots, with all weights trained: 0 by default",
-        )
-    },
+@method(paper="arXiv 2410.02751", test="test_relic.py::test_it_is_the_loop")
+@beside(
+    "sink_kv",
+    "a learned key and value in attention, which mean that nothing is there (Sink-KV)",
+    "the run's --sink-slots, with all weights trained: 0 by default",
 )
 def relic(
-    full_every: Annotated[Count, OURS] = 4,
-    segments: Annotated[Count, OURS] = 8,
-    gamma: Annotated[Fraction, OURS] = 1.0,
-    lam: Annotated[Fraction, OURS] = 0.95,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[Positive | None, OURS] = 0.2,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    entropy_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    whiten: Annotated[bool, OURS] = True,
-    max_length: Annotated[Count | None, RUN] = None,
+    full_every: Ours[Count] = 4,
+    segments: Ours[Count] = 8,
+    gamma: Ours[Fraction] = 1.0,
+    lam: Ours[Fraction] = 0.95,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    value_clip: Ours[Positive | None] = 0.2,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    entropy_coefficient: Ours[NonNegative] = 0.0,
+    whiten: Ours[bool] = True,
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Partial updates within very long episodes (ReLIC).
 

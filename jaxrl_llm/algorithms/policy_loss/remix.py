@@ -6,8 +6,6 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, exactly, method, run_settings
 from jaxrl_llm.core.annotations import (
-    OURS,
-    PAPER,
     AtLeastOne,
     Estimator,
     Fraction,
@@ -19,6 +17,7 @@ from jaxrl_llm.core.annotations import (
     ZeroOrOne,
     check_bounds,
 )
+from jaxrl_llm.core.arguments.hyperparameters import Ours, Paper
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, counted_part, part
 from jaxrl_llm.core.reference import Params, ReferenceRule
@@ -41,19 +40,19 @@ PASSES = (
 @method(paper="arXiv 2507.06892", test="test_trust_region.py::test_remix_by_loop")
 @run_settings(*PASSES)
 def remix(
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.001,
-    entropy_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    hold: Annotated[NonNegative, PAPER] = 50,
-    every: Annotated[AtLeastOne, PAPER] = 10,
-    drop: Annotated[NonNegative, PAPER] = 0.1,
-    least: Annotated[Fraction, PAPER] = 0.5,
-    past_share: Annotated[float, Range(least=0, below=1), PAPER] = 0.4,
-    replay_age: Annotated[NonNegativeInt, PAPER] = 2,
-    switch: Annotated[NonNegativeInt, PAPER] = 50,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.001,
+    entropy_coefficient: Ours[NonNegative] = 0.0,
+    hold: Paper[NonNegative] = 50,
+    every: Paper[AtLeastOne] = 10,
+    drop: Paper[NonNegative] = 0.1,
+    least: Paper[Fraction] = 0.5,
+    past_share: Paper[Annotated[float, Range(least=0, below=1)]] = 0.4,
+    replay_age: Paper[NonNegativeInt] = 2,
+    switch: Paper[NonNegativeInt] = 50,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Reincarnating Mix-policy Proximal Policy Gradient (ReMix).
 

@@ -1,11 +1,11 @@
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import sequence_values, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Number, Positive, PositiveNumber
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Number, Ours, Positive, PositiveNumber
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
 from jaxrl_llm.core.parts import PolicyOutputs, State, Trajectories, Transform, batch_part, chain, part
 from jaxrl_llm.core.transform import Metrics, Objective, control
@@ -18,21 +18,21 @@ from jaxrl_llm.objectives.values import huber, last_action_mean
 
 @method(paper="arXiv 2602.04651", test="test_actor_critic.py::test_safe_is_its_loop")
 def safe_entropy_aware(
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[Positive | None, CODE] = 0.2,
-    value_coefficient: Annotated[NonNegative, CODE] = 0.5,
-    huber_width: Annotated[float, CODE] = 0.5,
-    temperature: Annotated[Positive, CODE] = 0.3,
-    entropy_coefficient: Annotated[NonNegative, CODE] = 0.01,
-    threshold: Annotated[float, CODE] = 0.3,
-    proportional: Annotated[float, CODE] = 0.3,
-    integral: Annotated[float, CODE] = 0.01,
-    derivative: Annotated[float, CODE] = 0.05,
-    penalty_scale: Annotated[NonNegative, CODE] = 0.1,
-    entropy_floor: Annotated[NonNegative, CODE] = 2.0,
-    window: Annotated[int, CODE] = 50,
-    penalty_gradient: Annotated[bool, OURS] = True,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    value_clip: Code[Positive | None] = 0.2,
+    value_coefficient: Code[NonNegative] = 0.5,
+    huber_width: Code[float] = 0.5,
+    temperature: Code[Positive] = 0.3,
+    entropy_coefficient: Code[NonNegative] = 0.01,
+    threshold: Code[float] = 0.3,
+    proportional: Code[float] = 0.3,
+    integral: Code[float] = 0.01,
+    derivative: Code[float] = 0.05,
+    penalty_scale: Code[NonNegative] = 0.1,
+    entropy_floor: Code[NonNegative] = 2.0,
+    window: Code[int] = 50,
+    penalty_gradient: Ours[bool] = True,
 ) -> Algorithm:
     """Stable Alignment Finetuning with Entropy-aware predictive control (SAFE).
 
@@ -151,11 +151,9 @@ def kl_threshold(
         penalty, slope = excess_penalty(state.kl, threshold, entropy, scale, entropy_floor)
         return state, batch.with_controls(kl_threshold=threshold, kl_penalty=penalty, kl_slope=slope)
 
-    def init() -> ControllerState:
-        zero = jnp.float32(0)
-        return ControllerState(jnp.int32(0), zero, zero, zero, zero, jnp.zeros(2 * window, jnp.float32))
-
-    return Transform(init, apply, needed("reference"))
+    zero = jnp.float32(0)
+    start = ControllerState(jnp.int32(0), zero, zero, zero, zero, jnp.zeros(2 * window, jnp.float32))
+    return Transform(lambda: start, apply, needed("reference"))
 
 
 @part
@@ -186,5 +184,4 @@ def soft_minimum(values: jax.Array, temperature: PositiveNumber = 0.3) -> jax.Ar
     """
     if values.ndim == 2:
         return values
-    total = jax.nn.logsumexp(-values / temperature, axis=-1)
-    return -temperature * (total - jnp.log(values.shape[-1]))
+    return -temperature * (jax.nn.logsumexp(-values / temperature, axis=-1) - jnp.log(values.shape[-1]))

@@ -1,18 +1,16 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, Positive, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, NonNegative, Paper, Positive, Scale, ZeroOrOne
 from jaxrl_llm.objectives import policy_gradient, sequence_mean, soft_gate, token_ratio
 
 
 @method(paper="arXiv 2511.20347", test="test_weighted.py::test_sapo_is_the_loop")
 def sapo_soft_adaptive(
-    positive_temperature: Annotated[Positive, PAPER] = 1.0,
-    negative_temperature: Annotated[Positive, PAPER] = 1.05,
-    scale: Annotated[Scale, PAPER] = "std",
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    positive_temperature: Paper[Positive] = 1.0,
+    negative_temperature: Paper[Positive] = 1.05,
+    scale: Paper[Scale] = "std",
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Soft Adaptive Policy Optimization (SAPO).
 

@@ -1,5 +1,4 @@
 import math
-from typing import Annotated
 
 import jax.numpy as jnp
 
@@ -7,7 +6,7 @@ from jaxrl_llm.advantages.functional import reward_to_go, terminal_rewards
 from jaxrl_llm.advantages.returns import explained_variance, needed_values, scored_actions
 from jaxrl_llm.advantages.tokens import extended_gae, newest_window, unfinished_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, RUN, Count, FractionNumber, NonNegative, Positive
+from jaxrl_llm.core.annotations import Count, FractionNumber, NonNegative, OfRun, Ours, Positive
 from jaxrl_llm.core.parts import Trajectories, stateless_part, totals_of
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import value_loss
@@ -16,14 +15,14 @@ from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 @method(paper="arXiv 2506.15050", test="test_truncated.py::test_it_is_its_loop")
 def t_ppo(
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[Positive | None, OURS] = None,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    gamma: Annotated[float, OURS] = 1.0,
-    lam: Annotated[float, OURS] = 0.95,
-    segments: Annotated[Count, OURS] = 3,
-    max_length: Annotated[Count | None, RUN] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    value_clip: Ours[Positive | None] = None,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    gamma: Ours[float] = 1.0,
+    lam: Ours[float] = 0.95,
+    segments: Ours[Count] = 3,
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Truncated Proximal Policy Optimization (T-PPO).
 

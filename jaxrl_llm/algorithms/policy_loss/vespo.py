@@ -1,10 +1,10 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative, Number, Scale, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, NonNegative, Number, Scale, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives import by_sign, gamma, log_probability, policy_gradient, sequence_ratio, token_mean
@@ -14,15 +14,15 @@ from jaxrl_llm.objectives.weights import of_scaled_ratio
 
 @method(paper="arXiv 2602.10693", test="test_sequence_level.py::test_vespo_is_the_loop")
 def vespo(
-    positive_power: Annotated[float, CODE] = 2.0,
-    positive_decay: Annotated[float, CODE] = 3.0,
-    negative_power: Annotated[float, CODE] = 3.0,
-    negative_decay: Annotated[float, CODE] = 2.0,
-    correction: Annotated[Literal["none", "truncate", "mask"], CODE] = "none",
-    cap: Annotated[float, CODE] = 2.0,
-    scale: Annotated[Scale, CODE] = "std",
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    positive_power: Code[float] = 2.0,
+    positive_decay: Code[float] = 3.0,
+    negative_power: Code[float] = 3.0,
+    negative_decay: Code[float] = 2.0,
+    correction: Code[Literal["none", "truncate", "mask"]] = "none",
+    cap: Code[float] = 2.0,
+    scale: Code[Scale] = "std",
+    ddof: Code[ZeroOrOne] = 1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Variational Sequence-Level Soft Policy Optimization (VESPO).
 

@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, RECALLED, Fraction, Positive
+from jaxrl_llm.core.annotations import Fraction, Ours, Positive, Recalled
 from jaxrl_llm.core.outer_loop import extrapolated
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset
@@ -11,10 +9,10 @@ from jaxrl_llm.objectives.preference.losses import PairLoss
 
 @method(paper="arXiv 2410.06293", test="test_outer_loops.py::test_apo_accelerated_by_loop")
 def apo_accelerated(
-    momentum: Annotated[Fraction, RECALLED] = 0.3,
-    round_updates: Annotated[int, OURS] = 16,
-    beta: Annotated[Positive, RECALLED] = 0.1,
-    loss: Annotated[str | PairLoss, RECALLED] = "sigmoid",
+    momentum: Recalled[Fraction] = 0.3,
+    round_updates: Ours[int] = 16,
+    beta: Recalled[Positive] = 0.1,
+    loss: Recalled[str | PairLoss] = "sigmoid",
 ) -> Algorithm:
     """Accelerated Preference Optimization (APO).
 
@@ -29,9 +27,5 @@ def apo_accelerated(
     defaults are from memory of the paper, which has three rounds.
     """
     chosen = loss_named(loss) if isinstance(loss, str) else loss
-    return Algorithm(
-        chain(),
-        pairwise(chosen, beta),
-        reference=periodic_reset(round_updates),
-        outer=extrapolated(momentum, round_updates),
-    )
+    reference, outer = periodic_reset(round_updates), extrapolated(momentum, round_updates)
+    return Algorithm(chain(), pairwise(chosen, beta), reference=reference, outer=outer)

@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import BelowHalf, Code, NonNegative, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
@@ -10,9 +8,7 @@ from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 @method(paper="arXiv 2401.08417", test="test_offline_preferences.py::test_cpo_by_loop")
 @run_settings(*given_responses(2))
 def cpo(
-    beta: Annotated[Positive, PAPER] = 0.1,
-    likelihood: Annotated[NonNegative, PAPER] = 1.0,
-    label_smoothing: Annotated[float, Range(least=0, below=0.5), CODE] = 0.0,
+    beta: Paper[Positive] = 0.1, likelihood: Paper[NonNegative] = 1.0, label_smoothing: Code[BelowHalf] = 0.0
 ) -> Algorithm:
     """Contrastive Preference Optimization (CPO).
 

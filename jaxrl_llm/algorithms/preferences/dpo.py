@@ -1,7 +1,7 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import BelowHalf, Code, Fraction, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import chosen_likelihood, loss_named, on_policy_weights, pairwise, shared_length
 from jaxrl_llm.objectives.preference.losses import PairLoss
@@ -13,13 +13,13 @@ DivergenceName = Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_div
 @method(paper="arXiv 2305.18290", test="test_offline_preferences.py::test_dpo_by_loop")
 @run_settings(*given_responses(2))
 def dpo(
-    loss: Annotated[str | PairLoss, PAPER] = "sigmoid",
-    beta: Annotated[Positive, PAPER] = 0.1,
-    label_smoothing: Annotated[float | None, Range(least=0, below=0.5), CODE] = None,
-    f_divergence: Annotated[DivergenceName, PAPER] = "reverse_kl",
-    likelihood: Annotated[NonNegative, OURS] = 0.0,
-    beyond: Annotated[Fraction, OURS] = 1.0,
-    on_policy: Annotated[bool, OURS] = False,
+    loss: Paper[str | PairLoss] = "sigmoid",
+    beta: Paper[Positive] = 0.1,
+    label_smoothing: Code[BelowHalf | None] = None,
+    f_divergence: Paper[DivergenceName] = "reverse_kl",
+    likelihood: Ours[NonNegative] = 0.0,
+    beyond: Ours[Fraction] = 1.0,
+    on_policy: Ours[bool] = False,
 ) -> Algorithm:
     """Direct Preference Optimization (DPO), with any loss on pairs.
 

@@ -1,9 +1,9 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, RUN, AtLeastOne, Estimator, NonNegative, Number, Positive
+from jaxrl_llm.core.annotations import AtLeastOne, Code, Estimator, NonNegative, Number, OfRun, Ours, Positive
 from jaxrl_llm.core.objective import Coefficient
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, batch_part, chain, control, part
 from jaxrl_llm.objectives import discriminative, kl
@@ -18,13 +18,13 @@ def brevity(batch: Trajectories, longest: float) -> jax.Array:
 
 @method(paper="arXiv 2510.04474", test="test_preference.py::test_drpo_by_loop_however_it_is_split")
 def drpo_decoupled_reward(
-    length_temperature: Annotated[Positive, CODE] = 0.1,
-    temperature: Annotated[Positive, CODE] = 10.0,
-    kl_limit: Annotated[NonNegative, CODE] = 1e-4,
-    kl_coefficient: Annotated[NonNegative, CODE] = 1000.0,
-    kl_estimator: Annotated[Literal["kl", "low_var_kl"], CODE] = "kl",
-    threshold: Annotated[float, OURS] = 0.5,
-    max_length: Annotated[AtLeastOne | None, RUN] = None,
+    length_temperature: Code[Positive] = 0.1,
+    temperature: Code[Positive] = 10.0,
+    kl_limit: Code[NonNegative] = 1e-4,
+    kl_coefficient: Code[NonNegative] = 1000.0,
+    kl_estimator: Code[Literal["kl", "low_var_kl"]] = "kl",
+    threshold: Ours[float] = 0.5,
+    max_length: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """Decoupled Reward Policy Optimization (DRPO).
 

@@ -1,11 +1,11 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, Positive, check_number
+from jaxrl_llm.core.annotations import Code, Positive, check_number
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.data.columns import CHOSEN, REJECTED
 from jaxrl_llm.objectives import loss_named, pairwise
@@ -16,7 +16,7 @@ from jaxrl_llm.utils.errors import InputError, several, shown
 
 @method(paper="arXiv 2502.19312", test="test_few_shots.py::test_fspo_few_shot_by_loop")
 @run_settings(*given_responses(2))
-def fspo_few_shot(beta: Annotated[Positive, CODE] = 0.01) -> Algorithm:
+def fspo_few_shot(beta: Code[Positive] = 0.01) -> Algorithm:
     """Few-Shot Preference Optimization (FSPO).
 
     A pair is learnt behind labelled pairs of the same user, so that one model adapts to a user in its context.

@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import PAPER, NonNegative, Positive
+from jaxrl_llm.core.annotations import NonNegative, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import mismatched_kl, verdicts
 from jaxrl_llm.rollouts.guidance.responses import judged_completions
@@ -10,10 +8,10 @@ from jaxrl_llm.rollouts.guidance.responses import judged_completions
 @method(paper="arXiv 2402.01306", test="test_offline_preferences.py::test_kto_by_loop")
 @run_settings(*given_responses(1))
 def kto(
-    beta: Annotated[Positive, PAPER] = 0.1,
-    desirable_weight: Annotated[NonNegative, PAPER] = 1.0,
-    undesirable_weight: Annotated[NonNegative, PAPER] = 1.0,
-    kl: Annotated[bool, PAPER] = True,
+    beta: Paper[Positive] = 0.1,
+    desirable_weight: Paper[NonNegative] = 1.0,
+    undesirable_weight: Paper[NonNegative] = 1.0,
+    kl: Paper[bool] = True,
 ) -> Algorithm:
     """Kahneman-Tversky Optimization (KTO).
 

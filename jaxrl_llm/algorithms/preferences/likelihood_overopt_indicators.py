@@ -1,10 +1,10 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, given_responses, method, run_settings
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import DivergenceName, dpo
-from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, Positive, check_number
+from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive, check_number
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.averages import averaged, token_mean
 from jaxrl_llm.objectives.preference.losses import PairLoss
@@ -13,10 +13,8 @@ ENTROPY = "indicators/top_entropy"
 
 
 def _ends_by(name: str, value: Any) -> RunSetting:
-    def fits(config: Any, given: Given) -> bool:
-        return bool(getattr(config, name))
-
-    return RunSetting(name, lambda given: value, fits, "held-out figures by which it ends")
+    why = "held-out figures by which it ends"
+    return RunSetting(name, lambda given: value, lambda config, given: bool(getattr(config, name)), why)
 
 
 @method(paper="arXiv 2410.11677", test="test_indicators.py::test_likelihood_overopt_indicators_by_loop")
@@ -24,11 +22,11 @@ def _ends_by(name: str, value: Any) -> RunSetting:
     *given_responses(2), _ends_by("eval_every", 10), _ends_by("eval_metric", ENTROPY), _ends_by("eval_patience", 3)
 )
 def likelihood_overopt_indicators(
-    loss: Annotated[str | PairLoss, PAPER] = "sigmoid",
-    beta: Annotated[Positive, PAPER] = 0.1,
-    likelihood: Annotated[NonNegative, PAPER] = 0.0,
-    f_divergence: Annotated[DivergenceName, OURS] = "reverse_kl",
-    top: Annotated[int, OURS] = 10,
+    loss: Paper[str | PairLoss] = "sigmoid",
+    beta: Paper[Positive] = 0.1,
+    likelihood: Paper[NonNegative] = 0.0,
+    f_divergence: Ours[DivergenceName] = "reverse_kl",
+    top: Ours[int] = 10,
 ) -> Algorithm:
     """Likelihood over-optimisation indicators for direct alignment.
 

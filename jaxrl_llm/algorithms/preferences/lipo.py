@@ -1,11 +1,11 @@
 from collections.abc import Callable
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import OURS, RECALLED, Positive, PositiveNumber
+from jaxrl_llm.core.annotations import Ours, Positive, PositiveNumber, Recalled
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.objectives.preference.pairs import coupled, scored_rows
 from jaxrl_llm.objectives.ratios import log_ratio_to
@@ -29,7 +29,7 @@ ListLoss = Callable[[Lists], jax.Array]  # -> f32[N], shares of the sum over lis
 
 @method(paper="arXiv 2402.01878", test="test_lists.py::test_lipo_by_loop")
 @run_settings(*given_responses(None))
-def lipo(loss: Annotated[str | ListLoss, OURS] = "lambda", beta: Annotated[Positive, RECALLED] = 0.05) -> Algorithm:
+def lipo(loss: Ours[str | ListLoss] = "lambda", beta: Recalled[Positive] = 0.05) -> Algorithm:
     """Listwise Preference Optimization (LiPO).
 
     The columns completions and labels of a row are K responses to its prompt and a number for each, 0 to 1, such as

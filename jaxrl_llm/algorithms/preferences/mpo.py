@@ -1,10 +1,10 @@
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import PAPER, RECALLED, NonNegative, Positive, PositiveNumber
+from jaxrl_llm.core.annotations import NonNegative, Paper, Positive, PositiveNumber, Recalled
 from jaxrl_llm.core.log_ratios import log_ratio_sums
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, State, Trajectories, Transform, control, part
 from jaxrl_llm.objectives import best_and_worst, pairwise, weighted_losses
@@ -17,10 +17,10 @@ SHIFT = "reward_shift"  # control: the mean of beta u so far
 @method(paper="arXiv 2411.10442", test="test_mpo.py::test_mpo_by_loop")
 @run_settings(*given_responses(2))
 def mpo(
-    preference: Annotated[NonNegative, RECALLED] = 0.8,
-    quality: Annotated[NonNegative, RECALLED] = 0.2,
-    generation: Annotated[NonNegative, RECALLED] = 1.0,
-    beta: Annotated[Positive, PAPER] = 0.1,
+    preference: Recalled[NonNegative] = 0.8,
+    quality: Recalled[NonNegative] = 0.2,
+    generation: Recalled[NonNegative] = 1.0,
+    beta: Paper[Positive] = 0.1,
 ) -> Algorithm:
     """Mixed Preference Optimization (MPO).
 
@@ -64,8 +64,7 @@ def moving_shift(beta: PositiveNumber = 0.1) -> Transform:
         mean = state.mean + jnp.sum(jnp.where(rows, u - state.mean, 0.0)) / jnp.maximum(total, 1)
         return Shift(mean, total), batch.with_controls(**{SHIFT: state.mean})
 
-    start = Shift(jnp.float32(0), jnp.float32(0))
-    return Transform(lambda: start, apply, frozenset({"old_logp", "reference_logp"}))
+    return Transform(lambda: Shift(jnp.float32(0), jnp.float32(0)), apply, frozenset({"old_logp", "reference_logp"}))
 
 
 @part

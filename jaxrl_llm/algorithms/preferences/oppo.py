@@ -1,12 +1,12 @@
 import dataclasses
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action
-from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Range
+from jaxrl_llm.algorithms.method import Algorithm, beside, exactly, given_responses, method, run_settings
+from jaxrl_llm.core.annotations import AtLeastTwo, Code, NonNegative, Ours
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, part
 from jaxrl_llm.data.chat.encode import with_text
@@ -21,19 +21,17 @@ PREFIX = "[style {code}] "
 GOAL = "goal/"  # before numbers of codes, in controls and metrics
 
 
-@method(
-    paper="arXiv 2305.16217", test="test_oppo.py::test_it_is_the_loop",
-    beside={"vector": ("latents that are vectors; here distributions over codes", "a policy that reads a vector")},
-)  # fmt: skip
+@method(paper="arXiv 2305.16217", test="test_oppo.py::test_it_is_the_loop")
+@beside("vector", "latents that are vectors; here distributions over codes", "a policy that reads a vector")
 @run_settings(
     *given_responses(None),
     exactly("group_size", lambda given: 2 * given["codes"], "both responses behind every code as a group"),
 )
 def oppo(
-    codes: Annotated[int, Range(least=2), OURS] = 4,
-    preference_weight: Annotated[NonNegative, CODE] = 10.0,
-    margin: Annotated[NonNegative, CODE] = 1.0,
-    rate: Annotated[NonNegative, CODE] = 0.01,
+    codes: Ours[AtLeastTwo] = 4,
+    preference_weight: Code[NonNegative] = 10.0,
+    margin: Code[NonNegative] = 1.0,
+    rate: Code[NonNegative] = 0.01,
 ) -> Algorithm:
     """Offline Preference-guided Policy Optimization (OPPO).
 
@@ -100,8 +98,7 @@ def pair_shares(batch: Trajectories, known: Array) -> Array:
     """f32[N]: what each row's group counts in a mean over groups with both responses, divided among its rows."""
     good = batch.scores > 0.5
     of_good, of_bad = bucket_sums(batch.group, (known & good).astype(jnp.float32), (known & ~good).astype(jnp.float32))
-    paired = known & (of_good > 0) & (of_bad > 0)
-    of_rows = jnp.where(paired, 1.0 / jnp.maximum(of_good + of_bad, 1), 0.0)
+    of_rows = jnp.where(known & (of_good > 0) & (of_bad > 0), 1.0 / jnp.maximum(of_good + of_bad, 1), 0.0)
     return of_rows / jnp.maximum(jnp.sum(of_rows), 1)
 
 
@@ -111,9 +108,7 @@ def goal_in(batch: Trajectories, codes: int) -> Array:
 
 
 @part
-def goal_by_preferences(
-    codes: Annotated[int, Range(least=2)] = 4, margin: NonNegative = 1.0, rate: NonNegative = 0.01
-) -> Transform:
+def goal_by_preferences(codes: AtLeastTwo = 4, margin: NonNegative = 1.0, rate: NonNegative = 0.01) -> Transform:
     """Write the goal z* as controls "goal/0" ..., and move it by the preferences of the batch; see `oppo`."""
 
     def apply(goal: Array, batch: Trajectories) -> tuple[Array, Trajectories]:
@@ -128,9 +123,7 @@ def goal_by_preferences(
 
 
 @part
-def latent_losses(
-    codes: Annotated[int, Range(least=2)] = 4, preference_weight: NonNegative = 10.0, margin: NonNegative = 1.0
-) -> Objective:
+def latent_losses(codes: AtLeastTwo = 4, preference_weight: NonNegative = 10.0, margin: NonNegative = 1.0) -> Objective:
     """L_him + preference_weight L_pref of `oppo`. Metrics: "latent", the loss, "latent/likelihood", L_him,
     "latent/accuracy" and "goal/0" ...; needs the controls of `goal_by_preferences`."""
 
@@ -161,7 +154,7 @@ def latent_losses(
 
 
 @program_part("behind_codes({codes})", {"code"}, ("chosen", "rejected"), lambda codes: given_rows(2 * codes))
-async def behind_codes(tools: Tools, task: Task, codes: Annotated[int, Range(least=2)] = 4) -> list[Episode]:
+async def behind_codes(tools: Tools, task: Task, codes: AtLeastTwo = 4) -> list[Episode]:
     """The columns `chosen` and `rejected` of each row, each behind every code: 2 * codes episodes with info["code"].
 
     Rewards are 1 and 0, and NaN where the responses are the same. InputError for a prompt that no text can begin.

@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import PAPER, NonNegative, Positive
+from jaxrl_llm.core.annotations import NonNegative, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
@@ -9,7 +7,7 @@ from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
 @method(paper="arXiv 2403.07691", test="test_offline_preferences.py::test_orpo_by_loop")
 @run_settings(*given_responses(2))
-def orpo(beta: Annotated[Positive, PAPER] = 0.1, likelihood: Annotated[NonNegative, PAPER] = 1.0) -> Algorithm:
+def orpo(beta: Paper[Positive] = 0.1, likelihood: Paper[NonNegative] = 1.0) -> Algorithm:
     """Odds Ratio Preference Optimization (ORPO).
 
     The columns chosen and rejected of a row are two responses to its prompt; there is no reference. With a the mean

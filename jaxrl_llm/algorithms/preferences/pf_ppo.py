@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AtLeastOne, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import AtLeastOne, Code, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, chain, step_part
 from jaxrl_llm.selection.rows import keep_weighted, ranks_within, resampled_counts, row_noise
@@ -29,18 +29,15 @@ def drawn_by_score(
     return resampled_counts(jnp.where(scored, weights, 0.0), keys, size if draws is None else draws, shared, noise)
 
 
-@method(
-    paper="arXiv 2409.06957",
-    test="test_selecting.py::test_pf_ppo_counts_what_it_draws",
-    beside={"normalisation": ("the normalisation of rewards", "a transform of rewards")},
-)
+@method(paper="arXiv 2409.06957", test="test_selecting.py::test_pf_ppo_counts_what_it_draws")
+@beside("normalisation", "the normalisation of rewards", "a transform of rewards")
 def pf_ppo(
-    scheme: Annotated[Scheme, PAPER] = "best_random",
-    draws: Annotated[AtLeastOne | None, OURS] = None,
-    power: Annotated[Positive, CODE] = 2.0,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
+    scheme: Paper[Scheme] = "best_random",
+    draws: Ours[AtLeastOne | None] = None,
+    power: Code[Positive] = 2.0,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.05,
 ) -> Algorithm:
     """Policy Filtration for PPO (PF-PPO).
 
@@ -72,8 +69,7 @@ def rank_weights(rank: jax.Array, count: jax.Array, scheme: Scheme) -> jax.Array
     first, last = ((rank == position).astype(jnp.float32) for position in (0, count - 1))
     if scheme == "best_random":
         return jnp.where(count > 1, jnp.where(rank == 0, 0.5, 0.5 / jnp.maximum(count - 1, 1)), first)
-    by_scheme = {"best_worst": 0.5 * (first + last), "best": first, "uniform": 1.0 / jnp.maximum(count, 1)}
-    return by_scheme[scheme]
+    return {"best_worst": 0.5 * (first + last), "best": first, "uniform": 1.0 / jnp.maximum(count, 1)}[scheme]
 
 
 def score_weights(score: jax.Array, valid: jax.Array, scheme: Scheme, power: jax.Array | float = 2.0) -> jax.Array:
@@ -102,7 +98,5 @@ def key_noise(noise: jax.Array, keys: jax.Array, valid: jax.Array) -> jax.Array:
 
     The sum is over integers, which is exact, so that the order of rows does not matter.
     """
-    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
-    bits = jnp.where(valid, (noise * 2**24).astype(jnp.uint32), 0)
-    total = jax.ops.segment_sum(bits, index, num_segments=keys.shape[0])[index]
+    (total,) = bucket_sums(keys, jnp.where(valid, (noise * 2**24).astype(jnp.uint32), 0))
     return (total & 0xFFFFFF).astype(jnp.float32) * 2**-24

@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, beside, method, run_needs, run_settings
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, counted, step_part
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
@@ -13,12 +11,13 @@ from jaxrl_llm.selection.rows import ranks_within, row_noise
 STEP = 2.0**-24  # of the uniform noise, which is kept within one of 0 and 1, so that its normal quantile is finite
 
 
-@method(
-    paper="arXiv 2504.16438", test="test_client_votes.py::test_popri_by_loop_and_worked_example",
-    needs={"votes": "what each client says of a sample"},
-    beside={"privacy": ("the account of the privacy that all rounds spend, and noise that nobody can draw again",
-                        "an accountant of the subsampled Gaussian mechanism")},
-)  # fmt: skip
+@method(paper="arXiv 2504.16438", test="test_client_votes.py::test_popri_by_loop_and_worked_example")
+@run_needs(votes="what each client says of a sample")
+@beside(
+    "privacy",
+    "the account of the privacy that all rounds spend, and noise that nobody can draw again",
+    "an accountant of the subsampled Gaussian mechanism",
+)
 @run_settings(
     RunSetting(
         "group_size", lambda given: 2 * given["rank"] + 2,
@@ -26,10 +25,7 @@ STEP = 2.0**-24  # of the uniform noise, which is kept within one of 0 and 1, so
     )
 )  # fmt: skip
 def popri(
-    rank: Annotated[Count, CODE] = 4,
-    noise: Annotated[NonNegative, CODE] = 19.3,
-    beta: Annotated[Positive, CODE] = 0.01,
-    reset: Annotated[Count | None, OURS] = 1,
+    rank: Code[Count] = 4, noise: Code[NonNegative] = 19.3, beta: Code[Positive] = 0.01, reset: Ours[Count | None] = 1
 ) -> Algorithm:
     """Policy Optimization for Private Data (POPri).
 
@@ -90,5 +86,4 @@ def first_and_ranked(batch: Trajectories, rank: Count = 4) -> RowPairs:
     mates = (batch.group[:, None] == batch.group) & known[:, None] & known
     wanted = jnp.minimum(rank, jnp.sum(mates, axis=1) - 1)
     other = jnp.argmax(mates & (place == wanted[:, None]), axis=1)
-    valid = known & (place == 0) & (wanted > 0) & (reward > reward[other])
-    return RowPairs(rows, other, valid)
+    return RowPairs(rows, other, known & (place == 0) & (wanted > 0) & (reward > reward[other]))

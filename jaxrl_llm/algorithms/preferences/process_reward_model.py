@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, Count
+from jaxrl_llm.core.annotations import Code, Count
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
 from jaxrl_llm.objectives.averages import averaged, token_mean
@@ -20,9 +18,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 @method(paper="arXiv 2305.20050", test="test_process_rewards.py::test_process_reward_model_by_loop")
 @run_settings(*given_responses(1))
 def process_reward_model(
-    separator: Annotated[str, CODE] = "\n",
-    only_last: Annotated[bool, CODE] = False,
-    classes: Annotated[Count, CODE] = 2,
+    separator: Code[str] = "\n", only_last: Code[bool] = False, classes: Code[Count] = 2
 ) -> Algorithm:
     """Process reward model (PRM).
 

@@ -1,9 +1,7 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, NonNegative, Number
+from jaxrl_llm.core.annotations import Code, NonNegative, Number
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, chain, part
 from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair
@@ -18,7 +16,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 
 @method(paper="arXiv 2203.02155", test="test_scored_pairs.py::test_loss_and_gradients_are_trls")
 @run_settings(*given_responses(2))
-def reward_model(centring: Annotated[NonNegative, CODE] = 0.0) -> Algorithm:
+def reward_model(centring: Code[NonNegative] = 0.0) -> Algorithm:
     """Reward model of pairs (Bradley-Terry).
 
     The model is the decoder with a new head in place of the unembedding, or a reward model that learns on. With r the

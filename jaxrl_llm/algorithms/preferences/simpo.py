@@ -1,7 +1,5 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Positive, Range
+from jaxrl_llm.core.annotations import BelowHalf, Code, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
@@ -10,11 +8,11 @@ from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 @method(paper="arXiv 2405.14734", test="test_offline_preferences.py::test_simpo_by_loop")
 @run_settings(*given_responses(2))
 def simpo(
-    beta: Annotated[Positive, PAPER] = 2.5,
-    gamma: Annotated[NonNegative, PAPER] = 1.375,
-    label_smoothing: Annotated[float, Range(least=0, below=0.5), CODE] = 0.0,
-    alpha: Annotated[float, OURS] = 0.0,
-    likelihood: Annotated[NonNegative, CODE] = 0.0,
+    beta: Paper[Positive] = 2.5,
+    gamma: Paper[NonNegative] = 1.375,
+    label_smoothing: Code[BelowHalf] = 0.0,
+    alpha: Ours[float] = 0.0,
+    likelihood: Code[NonNegative] = 0.0,
 ) -> Algorithm:
     """Simple Preference Optimization (SimPO).
 

@@ -1,6 +1,5 @@
 import dataclasses
 import zlib
-from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import dpo
-from jaxrl_llm.core.annotations import OURS, NonNegative, Positive, check_number
+from jaxrl_llm.core.annotations import NonNegative, Ours, Positive, check_number
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.reward_models import class_loss
@@ -29,10 +28,10 @@ BETWEEN = 0.5  # reward of a degraded response: of a group, the best and the wor
     exactly("critic", "shared", "a head on the policy"),
 )
 def spo_self_supervised(
-    degrees: Annotated[int, OURS] = 4,
-    weight: Annotated[NonNegative, OURS] = 0.1,
-    beta: Annotated[Positive, OURS] = 0.1,
-    loss: Annotated[str | PairLoss, OURS] = "sigmoid",
+    degrees: Ours[int] = 4,
+    weight: Ours[NonNegative] = 0.1,
+    beta: Ours[Positive] = 0.1,
+    loss: Ours[str | PairLoss] = "sigmoid",
 ) -> Algorithm:
     """Self-supervised Preference Optimization (SPO).
 
@@ -58,8 +57,7 @@ def degree_loss(degrees: int) -> Objective:
 
     def degrees_of(batch: Trajectories) -> Array:
         """int32[N], negative for none."""
-        degree = jnp.nan_to_num((batch.info or {}).get("degree", jnp.full(batch.group.shape, jnp.nan)), nan=-1.0)
-        return jnp.where(jnp.any(batch.action_mask, axis=1), degree, -1.0).astype(jnp.int32)
+        return jnp.where(jnp.any(batch.action_mask, axis=1), batch.entry("degree", -1.0), -1.0).astype(jnp.int32)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         count = jnp.maximum(jnp.sum(degrees_of(batch) >= 0), 1)

@@ -1,26 +1,22 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import NonNegative, Ours
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.scores import staged
 
 
-@method(
-    paper="arXiv 2508.11360",
-    test="test_curricula.py::test_craft_gui_trains_on_stages",
-    beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
-)
+@method(paper="arXiv 2508.11360", test="test_curricula.py::test_craft_gui_trains_on_stages")
+@beside("vision", "screens or images as they are; a prompt describes them", "a policy that sees")
 def craft_gui(
-    column: Annotated[str, OURS] = "stage",
-    stage_steps: Annotated[int, OURS] = 100,
-    earlier_share: Annotated[float, OURS] = 0.0,
-    order: Annotated[str, OURS] = "",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
+    column: Ours[str] = "stage",
+    stage_steps: Ours[int] = 100,
+    earlier_share: Ours[float] = 0.0,
+    order: Ours[str] = "",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
 ) -> Algorithm:
     """Curriculum-Reinforced Agent for GUI Tasks (CRAFT-GUI).
 

@@ -1,11 +1,11 @@
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative, check_number
+from jaxrl_llm.core.annotations import Code, Divisor, NonNegative, check_number
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.episode import known_scores
@@ -14,11 +14,11 @@ from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_p
 
 @method(paper="arXiv 2508.13755", test="test_own_rollouts.py::test_dars_samples_more_of_a_prompt_the_fewer_are_right")
 def dars(
-    rule: Annotated[Literal["equal", "hard"], CODE] = "equal",
-    most_samples: Annotated[int | None, CODE] = None,
-    scale: Annotated[Literal["none", "std"], CODE] = "none",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    rule: Code[Literal["equal", "hard"]] = "equal",
+    most_samples: Code[int | None] = None,
+    scale: Code[Divisor] = "none",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
 ) -> Algorithm:
     """Difficulty Adaptive Rollout Sampling (DARS: Depth-Breadth Synergy in RLVR).
 

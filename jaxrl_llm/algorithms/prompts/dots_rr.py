@@ -11,7 +11,7 @@ units. All learn by the cross-entropy of p and measured rates, each predicted fr
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,8 @@ import numpy as np
 import optax
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import batch_part, chain
 from jaxrl_llm.core.source import ONLY_MEASURED
@@ -35,33 +35,29 @@ from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, t
 from jaxrl_llm.replay.base import times_as_many, whole_groups
 
 
-@method(
-    paper="arXiv 2506.05316",
-    test="test_replayed.py::test_dots_rr_is_the_loop",
-    beside={
-        "pretrained": (
-            "a predictor that is trained before the run, on rates of many prompts under other policies",
-            "--algorithm.rates, a column of the data set with the rates of an earlier run",
-        )
-    },
+@method(paper="arXiv 2506.05316", test="test_replayed.py::test_dots_rr_is_the_loop")
+@beside(
+    "pretrained",
+    "a predictor that is trained before the run, on rates of many prompts under other policies",
+    "--algorithm.rates, a column of the data set with the rates of an earlier run",
 )
 def dots_rr(
-    target: Annotated[float, PAPER] = 0.5,
-    temperature: Annotated[Positive, PAPER] = 1e-3,
-    references: Annotated[int, PAPER] = 256,
-    every: Annotated[Count, PAPER] = 2,
-    embedding: Annotated[str, OURS] = "",
-    rates: Annotated[str, OURS] = "",
-    units: Annotated[int, PAPER] = 896,
-    layers: Annotated[int, PAPER] = 3,
-    predictor_rate: Annotated[Positive, PAPER] = 1e-3,
-    passes: Annotated[int, PAPER] = 20,
-    fresh_share: Annotated[Share, PAPER] = 0.5,
-    replay_groups: Annotated[NonNegativeInt, PAPER] = 512,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    target: Paper[float] = 0.5,
+    temperature: Paper[Positive] = 1e-3,
+    references: Paper[int] = 256,
+    every: Paper[Count] = 2,
+    embedding: Ours[str] = "",
+    rates: Ours[str] = "",
+    units: Paper[int] = 896,
+    layers: Paper[int] = 3,
+    predictor_rate: Paper[Positive] = 1e-3,
+    passes: Paper[int] = 20,
+    fresh_share: Paper[Share] = 0.5,
+    replay_groups: Paper[NonNegativeInt] = 512,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Difficulty-targeted Online Data Selection and Rollout Replay (DOTS + RR).
 
@@ -126,8 +122,7 @@ def predicted_logits(
     that a prompt is predicted from.
     """
     f, g = nn.mlp(params["query"], queries), nn.mlp(params["key"], keys)
-    plain = nn.attended(f, g, labels[:, None], known)[:, 0]
-    p0 = jnp.clip(plain, EDGE, 1 - EDGE)
+    p0 = jnp.clip(nn.attended(f, g, labels[:, None], known)[:, 0], EDGE, 1 - EDGE)
     count = jnp.maximum(jnp.sum(known, axis=1), 1)
     mean = jnp.sum(jnp.where(known, labels, 0.0), axis=1) / count
     variance = jnp.sum(jnp.where(known, (labels - mean[:, None]) ** 2, 0.0), axis=1) / count

@@ -1,12 +1,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, check_number
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, check_number
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum.budgets import apportion
 from jaxrl_llm.curriculum.compose import choose_prompts
@@ -17,21 +16,16 @@ from jaxrl_llm.curriculum.scores import least_tried
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2511.06307",
-    test="test_curricula.py::test_drive_keeps_the_prompts_that_fail",
-    beside={
-        "supervised": ("the curated supervised stage before it", "supervised training before the run"),
-        "limits": ("other token limits in the second stage", "a second run"),
-    },
-)
+@method(paper="arXiv 2511.06307", test="test_curricula.py::test_drive_keeps_the_prompts_that_fail")
+@beside("supervised", "the curated supervised stage before it", "supervised training before the run")
+@beside("limits", "other token limits in the second stage", "a second run")
 def drive_pre_grpo(
-    first_steps: Annotated[int, PAPER] = 32,
-    phases: Annotated[str, PAPER] = "72x64,50x32,25x32",
-    times: Annotated[int, PAPER] = 8,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    first_steps: Paper[int] = 32,
+    phases: Paper[str] = "72x64,50x32,25x32",
+    times: Paper[int] = 8,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """Data curation for RL with verifiable reward in competitive programming (DRIVE).
 
@@ -89,13 +83,10 @@ def hardest_in_phases(first_steps: Count, phases: Sequence[tuple[int, int]], tim
             members[hardest] = state["members"][hardest]
             return {"phase": phase, "members": members}
 
-        def size(state: State, count: int) -> int:
-            return count if state["phase"] == 0 else -(-count // times)
-
         return Machine(
             {"phase": 0, "members": np.ones(facts.size, bool)},
             excluded=lambda state, prompts: where(Why.EASIER, ~state["members"][prompts.ids]),
-            size=size,
+            size=lambda state, count: count if state["phase"] == 0 else -(-count // times),
             counts=lambda state, prompts, total, random: apportion(np.ones(len(prompts.ids)), total),
             observe=observe,
             metrics=lambda state: {"phase": float(state["phase"]), "members": float(np.sum(state["members"]))},

@@ -8,7 +8,8 @@ import numpy as np
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, Range, Share, check_number
+from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Range, Share, check_number
+from jaxrl_llm.core.arguments.hyperparameters import Code, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
 from jaxrl_llm.core.transform import RunFacts
@@ -21,21 +22,21 @@ from jaxrl_llm.curriculum.scores import least_tried
 
 @method(paper="arXiv 2601.19280", test="test_curricula.py::test_gdro_against_a_loop_over_steps")
 def gdro(
-    controller: Annotated[Literal["weights", "samples"], PAPER] = "weights",
-    bins: Annotated[int, PAPER] = 10,
-    bandit_rate: Annotated[float, CODE] = 0.1,
-    smoothing: Annotated[float, CODE] = 0.1,
-    loss_limit: Annotated[float, CODE] = 3.0,
-    most_weight: Annotated[float, CODE] = 10.0,
-    hysteresis: Annotated[float, CODE] = 0.0,
-    uniform_share: Annotated[float, CODE] = 0.15,
-    least_samples: Annotated[int, OURS] = 2,
-    most_samples: Annotated[int, OURS] = 8,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    prompts: Annotated[Count | None, RUN] = None,
+    controller: Paper[Literal["weights", "samples"]] = "weights",
+    bins: Paper[int] = 10,
+    bandit_rate: Code[float] = 0.1,
+    smoothing: Code[float] = 0.1,
+    loss_limit: Code[float] = 3.0,
+    most_weight: Code[float] = 10.0,
+    hysteresis: Code[float] = 0.0,
+    uniform_share: Code[float] = 0.15,
+    least_samples: Ours[int] = 2,
+    most_samples: Ours[int] = 8,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
+    epsilon: Ours[NonNegative] = 1e-6,
+    prompts: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Group Distributionally Robust Optimization for LLM reasoning (GDRO).
 

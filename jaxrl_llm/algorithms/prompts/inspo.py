@@ -1,13 +1,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from scipy.special import softmax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import batch_part
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
@@ -31,23 +31,18 @@ SHOWN = 400  # characters of a failed answer in the question to reflect
 LONGEST = 600  # characters of an instruction
 
 
-@method(
-    paper="arXiv 2512.01945",
-    test="test_inspo.py::test_the_population_by_hand",
-    beside={
-        "agents": ("instructions of an agent that searches; here of answers in one turn", "a rollout around agents")
-    },
-)
+@method(paper="arXiv 2512.01945", test="test_inspo.py::test_the_population_by_hand")
+@beside("agents", "instructions of an agent that searches; here of answers in one turn", "a rollout around agents")
 def inspo(
-    instructions: Annotated[str, OURS] = FIRST,
-    temperature: Annotated[Positive, OURS] = 0.1,
-    every: Annotated[Count, OURS] = 10,
-    proposals: Annotated[Count, OURS] = 2,
-    checks: Annotated[Count, OURS] = 4,
-    failures: Annotated[Count, OURS] = 3,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.001,
+    instructions: Ours[str] = FIRST,
+    temperature: Ours[Positive] = 0.1,
+    every: Ours[Count] = 10,
+    proposals: Ours[Count] = 2,
+    checks: Ours[Count] = 4,
+    failures: Ours[Count] = 3,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.001,
 ) -> Algorithm:
     """Instruction-Policy co-evolution (INSPO).
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, Fraction, NonNegative, Range
+from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Ours, Paper, Range
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
@@ -17,14 +17,14 @@ from jaxrl_llm.utils.errors import InputError, shown
 
 @method(paper="arXiv 2606.08854", test="test_curricula.py::test_the_worked_example_of_sgpo")
 def sgpo(
-    stage_steps: Annotated[int, OURS] = 100,
-    profile: Annotated[str, OURS] = "",
-    profile_samples: Annotated[int, PAPER] = 8,
-    trivial: Annotated[float, PAPER] = 0.75,
-    unsolved_share: Annotated[float, PAPER] = 0.1,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    stage_steps: Ours[int] = 100,
+    profile: Ours[str] = "",
+    profile_samples: Paper[int] = 8,
+    trivial: Paper[float] = 0.75,
+    unsolved_share: Paper[float] = 0.1,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """Sorted Group Policy Optimization (sGPO: Trading Inference FLOPs).
 

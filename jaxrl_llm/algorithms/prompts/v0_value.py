@@ -12,7 +12,7 @@ The context is a set: its order changes nothing, and new prompts do not see each
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,8 @@ import numpy as np
 import optax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum import networks as nn
 from jaxrl_llm.curriculum.budgets import by_mixed, by_variance, divide
@@ -33,40 +33,36 @@ from jaxrl_llm.curriculum.scores import least_tried
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2602.03584",
-    test="test_v0_value.py::test_the_value_model_is_the_loop",
-    beside={
-        "generalist": (
-            "weights that learned from the histories of many other policies, with TabPFN's as the last part",
-            "--algorithm.rates, a column of the data set with the success rates under earlier policies",
-        ),
-        "ensemble": ("the mean of four members", "nothing yet"),
-        "backbone": ("embeddings that learn with the model", "nothing yet: the initial policy's are as they are"),
-    },
+@method(paper="arXiv 2602.03584", test="test_v0_value.py::test_the_value_model_is_the_loop")
+@beside(
+    "generalist",
+    "weights that learned from the histories of many other policies, with TabPFN's as the last part",
+    "--algorithm.rates, a column of the data set with the success rates under earlier policies",
 )
+@beside("ensemble", "the mean of four members", "nothing yet")
+@beside("backbone", "embeddings that learn with the model", "nothing yet: the initial policy's are as they are")
 def v0_value(
-    allocation: Annotated[Literal["variance", "target"], OURS] = "variance",
-    context: Annotated[int, OURS] = 256,
-    rates: Annotated[str, OURS] = "",
-    embedding: Annotated[str, OURS] = "",
-    pieces: Annotated[Count, OURS] = 8,
-    queries: Annotated[int, CODE] = 168,
-    query_size: Annotated[int, CODE] = 6,
-    heads: Annotated[int, CODE] = 3,
-    bottleneck: Annotated[int, CODE] = 128,
-    width: Annotated[int, OURS] = 64,
-    layers: Annotated[int, OURS] = 2,
-    value_rate: Annotated[Positive, OURS] = 1e-3,
-    value_steps: Annotated[int, OURS] = 32,
-    pretraining_steps: Annotated[int, OURS] = 1000,
-    threshold: Annotated[float, CODE] = 0.5,
-    mixed_target: Annotated[float, OURS] = 0.9,
-    least_samples: Annotated[int, OURS] = 2,
-    most_samples: Annotated[int, OURS] = 32,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    allocation: Ours[Literal["variance", "target"]] = "variance",
+    context: Ours[int] = 256,
+    rates: Ours[str] = "",
+    embedding: Ours[str] = "",
+    pieces: Ours[Count] = 8,
+    queries: Code[int] = 168,
+    query_size: Code[int] = 6,
+    heads: Code[int] = 3,
+    bottleneck: Code[int] = 128,
+    width: Ours[int] = 64,
+    layers: Ours[int] = 2,
+    value_rate: Ours[Positive] = 1e-3,
+    value_steps: Ours[int] = 32,
+    pretraining_steps: Ours[int] = 1000,
+    threshold: Code[float] = 0.5,
+    mixed_target: Ours[float] = 0.9,
+    least_samples: Ours[int] = 2,
+    most_samples: Ours[int] = 32,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """V_0: A Generalist Value Model for Any Policy at State Zero.
 
@@ -149,8 +145,7 @@ def embedded(params: dict[str, Any], x: jax.Array, heads: int) -> jax.Array:
     more = nn.linear(params["up"], jax.nn.gelu(nn.linear(params["down"], jnp.mean(t, axis=1))))
     query = params["queries"] + more.reshape(-1, K, d)
     key, value = nn.linear(params["keys"], token), nn.linear(params["values"], token)
-    found = _by_heads(query, key, value, jnp.array(True), heads)
-    return found.reshape(len(x), -1)
+    return _by_heads(query, key, value, jnp.array(True), heads).reshape(len(x), -1)
 
 
 def _by_heads(q: jax.Array, k: jax.Array, v: jax.Array, known: jax.Array, heads: int) -> jax.Array:
@@ -207,8 +202,7 @@ def value_model(size: int, seed: int, sizes: Sizes = Sizes(), rate: float = 1e-3
     def loss(
         vector: jax.Array, number: jax.Array, x: jax.Array, labels: jax.Array, held: jax.Array, seed: jax.Array
     ) -> jax.Array:
-        key = jax.random.fold_in(jax.random.key(seed), number)
-        of, share, draw = jax.random.split(key, 3)
+        of, share, draw = jax.random.split(jax.random.fold_in(jax.random.key(seed), number), 3)
         one = jax.random.randint(of, (), 0, len(x))
         z, there = jnp.nan_to_num(labels[one]), ~jnp.isnan(labels[one])
         context = there & (jax.random.uniform(draw, z.shape) < jax.random.uniform(share, (), minval=0.2, maxval=0.9))

@@ -1,21 +1,20 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative
+from jaxrl_llm.core.annotations import NonNegative, Ours
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.scores import thompson
 
 
 @method(paper="arXiv 2511.18902", test="test_curricula.py::test_vade_tries_prompts_that_are_solved_half_the_time")
 def vade(
-    kept: Annotated[float, OURS] = 0.9,
-    faded: Annotated[float, OURS] = 0.99,
-    prior_count: Annotated[float, OURS] = 1.0,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    kept: Ours[float] = 0.9,
+    faded: Ours[float] = 0.99,
+    prior_count: Ours[float] = 1.0,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """Variance-Aware Dynamic Sampling via Online Difficulty Estimation (VADE).
 

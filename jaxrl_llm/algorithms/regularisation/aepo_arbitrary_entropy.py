@@ -1,5 +1,4 @@
 from asyncio import gather
-from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +6,7 @@ import numpy as np
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.multipliers import last_entropy
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, AboveOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.annotations import AboveOne, Code, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, controller, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.programs import Demands, Episode, Rollout, Task, Tools
@@ -28,8 +27,7 @@ def exchanged_for_tempered(
 ) -> Trajectories:
     """A function `(step, batch) -> batch` that exchanges rows as in `aepo_arbitrary_entropy`."""
     scored = ~jnp.isnan(batch.scores)
-    none = jnp.zeros(scored.shape, bool)
-    tempered = (batch.info or {}).get("tempered", none) == 1  # NaN where a group failed
+    tempered = batch.entry("tempered", 0) == 1  # NaN where a group failed
     _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
     A = group_advantage(batch.scores, 2 * index + tempered)
     noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)
@@ -50,15 +48,15 @@ def exchanged_for_tempered(
     paper="arXiv 2510.08141", test="test_entropy_credit.py::test_arbitrary_entropy_swaps_rows_for_right_tempered_ones"
 )
 def aepo_arbitrary_entropy(
-    target_entropy: Annotated[NonNegative, CODE] = 0.5,
-    hot: Annotated[Positive, CODE] = 1.2,
-    cold: Annotated[Positive, CODE] = 0.8,
-    most: Annotated[NonNegative, CODE] = 60,
-    least_advantage: Annotated[float, CODE] = 0.05,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[AboveOne | None, CODE] = 3.0,
-    tempered_share: Annotated[float, CODE] = 0.25,
+    target_entropy: Code[NonNegative] = 0.5,
+    hot: Code[Positive] = 1.2,
+    cold: Code[Positive] = 0.8,
+    most: Code[NonNegative] = 60,
+    least_advantage: Code[float] = 0.05,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    dual_clip: Code[AboveOne | None] = 3.0,
+    tempered_share: Code[float] = 0.25,
 ) -> Algorithm:
     """Arbitrary Entropy Policy Optimization (AEPO).
 

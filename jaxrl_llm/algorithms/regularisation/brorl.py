@@ -1,21 +1,20 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.dapo import dapo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Count, NonNegative
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import kl, token_mean
 
 
 @method(paper="arXiv 2510.01180", test="test_curricula.py::test_brorl_against_a_loop")
 def brorl(
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.4,
-    kl_coefficient: Annotated[NonNegative, OURS] = 1e-4,
-    reset_every: Annotated[int, OURS] = 200,
-    rounds: Annotated[Count, OURS] = 10,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.4,
+    kl_coefficient: Ours[NonNegative] = 1e-4,
+    reset_every: Ours[int] = 200,
+    rounds: Ours[Count] = 10,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """BroRL: Scaling Reinforcement Learning via Broadened Exploration.
 

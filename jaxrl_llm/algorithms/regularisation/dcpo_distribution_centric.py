@@ -1,12 +1,10 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.advantages.multipliers import last_entropy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.score_function.otr import static_number
-from jaxrl_llm.core.annotations import CODE, AboveOne, NonNegative, Number, Positive
+from jaxrl_llm.core.annotations import AboveOne, Code, NonNegative, Number, Positive
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -28,14 +26,14 @@ def mixed_with_tempered(
 
 @method(paper="arXiv 2601.12730", test="test_entropy_credit.py::test_dcpo_against_a_loop")
 def dcpo_distribution_centric(
-    target_entropy: Annotated[NonNegative, CODE] = 0.25,
-    hot: Annotated[Positive, CODE] = 1.2,
-    cold: Annotated[Positive, CODE] = 0.8,
-    gap_cap: Annotated[NonNegative, CODE] = 0.1,
-    success: Annotated[float, CODE] = 0.05,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[AboveOne, CODE] = 3.0,
+    target_entropy: Code[NonNegative] = 0.25,
+    hot: Code[Positive] = 1.2,
+    cold: Code[Positive] = 0.8,
+    gap_cap: Code[NonNegative] = 0.1,
+    success: Code[float] = 0.05,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    dual_clip: Code[AboveOne] = 3.0,
 ) -> Algorithm:
     """Distribution-Centric Policy Optimization (DCPO).
 

@@ -1,30 +1,29 @@
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Number, check_number
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import AtLeastOne, AverageName, Code, NonNegative, Number, OfRun, Paper, check_number
 from jaxrl_llm.core.parts import Array, Objective, State, Trajectories, Transform, chain, part, totals_of, weighted
 from jaxrl_llm.objectives import entropy, entropy_corridor
 from jaxrl_llm.objectives.averages import average_part
 from jaxrl_llm.objectives.ratios import over_span
 
 
-@method(
-    paper="arXiv 2509.22576", test="test_regularised.py::test_epo_by_loop", needs={"turns": "episodes of several turns"}
-)
+@method(paper="arXiv 2509.22576", test="test_regularised.py::test_epo_by_loop")
+@run_needs(turns="episodes of several turns")
 def epo(
-    entropy_coefficient: Annotated[NonNegative, PAPER] = 0.001,
-    smoothing: Annotated[float, PAPER] = 0.1,
-    corridor_low: Annotated[float, PAPER] = 0.0,
-    corridor_high: Annotated[float, PAPER] = 2.0,
-    decay: Annotated[NonNegative, CODE] = 3.0,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.01,
-    average: Annotated[AverageName, CODE] = "token",
-    total_steps: Annotated[AtLeastOne | None, RUN] = None,
+    entropy_coefficient: Paper[NonNegative] = 0.001,
+    smoothing: Paper[float] = 0.1,
+    corridor_low: Paper[float] = 0.0,
+    corridor_high: Paper[float] = 2.0,
+    decay: Code[NonNegative] = 3.0,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.01,
+    average: Code[AverageName] = "token",
+    total_steps: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """Entropy-regularized Policy Optimization for multi-turn agents (EPO).
 

@@ -1,33 +1,30 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_settings, several_steps
-from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Gate, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_needs, run_settings, several_steps
+from jaxrl_llm.core.annotations import AverageName, Code, Gate, NonNegative, Paper
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives import Average, likelihood_preserving, mean_by, token_mean
 
 
-@method(
-    paper="arXiv 2512.04220",
-    test="test_regularised.py::test_llds_by_loop",
-    needs={"turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2512.04220", test="test_regularised.py::test_llds_by_loop")
+@run_needs(turns="episodes of several turns")
 @run_settings(several_steps("several gradient steps on a batch: at the first no likelihood has fallen"))
 @presets(
     paper={"penalty_over": "nonnegative", "kl_coefficient": 0.0, "average": "prompt"},
     code={"penalty_over": "all", "kl_coefficient": 0.001, "average": "token"},
 )
 def llds(
-    coefficient: Annotated[NonNegative, PAPER] = 0.2,
-    gate: Annotated[Gate, PAPER] = "turn",
-    final: Annotated[float, PAPER] = 1.0,
-    penalty_over: Annotated[Literal["nonnegative", "all"], PAPER] = "nonnegative",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.0,
-    average: Annotated[AverageName, CODE] = "token",
+    coefficient: Paper[NonNegative] = 0.2,
+    gate: Paper[Gate] = "turn",
+    final: Paper[float] = 1.0,
+    penalty_over: Paper[Literal["nonnegative", "all"]] = "nonnegative",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.0,
+    average: Code[AverageName] = "token",
 ) -> Algorithm:
     """Lazy Likelihood-Displacement Stabilisation (On GRPO Collapse in Search-R1).
 

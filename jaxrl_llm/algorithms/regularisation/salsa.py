@@ -1,12 +1,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import jax
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, RECALLED, RUN, NonNegative, Positive, check_number
+from jaxrl_llm.core.annotations import Code, NonNegative, OfRun, Positive, Recalled, check_number
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
 
@@ -22,16 +21,16 @@ def names_of(models: str | None) -> list[str]:
 
 @method(paper="arXiv 2411.01798", test="test_moving_reference.py::test_salsa_is_ppo_with_the_soup_as_reference")
 def salsa(
-    other: Annotated[str | None, RUN] = None,
-    share: Annotated[float, RECALLED] = 0.5,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.05,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[Positive | None, CODE] = 0.2,
-    value_coefficient: Annotated[NonNegative, CODE] = 1.0,
-    gamma: Annotated[float, CODE] = 1.0,
-    lam: Annotated[float, CODE] = 0.95,
-    whiten: Annotated[bool, CODE] = True,
+    other: OfRun[str | None] = None,
+    share: Recalled[float] = 0.5,
+    kl_coefficient: Code[NonNegative] = 0.05,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    value_clip: Code[Positive | None] = 0.2,
+    value_coefficient: Code[NonNegative] = 1.0,
+    gamma: Code[float] = 1.0,
+    lam: Code[float] = 0.95,
+    whiten: Code[bool] = True,
 ) -> Algorithm:
     """Soup-based Alignment Learning for Stronger Adaptation (SALSA).
 

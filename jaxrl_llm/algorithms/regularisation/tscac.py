@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import generalised_advantages, revised
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
-from jaxrl_llm.core.annotations import CODE, OURS, RUN, NonNegative, Number, Positive
+from jaxrl_llm.core.annotations import Code, NonNegative, Number, OfRun, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.core.reference import Mixture, ReferenceRule, model_names
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio, value_loss
@@ -22,12 +20,12 @@ def constrained_weights(batch: Trajectories, multiplier: Number, cap: Number) ->
 
 @method(paper="arXiv 2302.01680", test="test_moving_reference.py::test_tscac_is_its_loop")
 def tscac(
-    policies: Annotated[str | None, RUN] = None,
-    multiplier: Annotated[Positive, OURS] = 1.0,
-    cap: Annotated[Positive, CODE] = 10.0,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    gamma: Annotated[float, OURS] = 1.0,
-    lam: Annotated[float, OURS] = 0.95,
+    policies: OfRun[str | None] = None,
+    multiplier: Ours[Positive] = 1.0,
+    cap: Code[Positive] = 10.0,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    gamma: Ours[float] = 1.0,
+    lam: Ours[float] = 0.95,
 ) -> Algorithm:
     """Two-Stage Constrained Actor-Critic (TSCAC).
 

@@ -1,11 +1,11 @@
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Number, OfRun, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import clip, policy_gradient, right_answers, token_mean, token_ratio
@@ -25,22 +25,19 @@ def without_mastered(batch: Trajectories, tau: float, sigma: float, threshold: f
     return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
 
 
-@method(
-    paper="arXiv 2507.19766",
-    test="test_regularised.py::test_ulorl_by_loop",
-    beside={"verifier": ("the generative verifier of answers", "the run's reward")},
-)
+@method(paper="arXiv 2507.19766", test="test_regularised.py::test_ulorl_by_loop")
+@beside("verifier", "the generative verifier of answers", "the run's reward")
 def ulorl(
-    tau: Annotated[Fraction, PAPER] = 0.99,
-    sigma: Annotated[Fraction, PAPER] = 0.2,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    sampling: Annotated[Literal["POIS", "SAIS"], PAPER] = "POIS",
-    ddof: Annotated[ZeroOrOne, OURS] = 0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    threshold: Annotated[float, OURS] = 0.5,
-    segments: Annotated[Count, PAPER] = 8,
-    max_length: Annotated[Count | None, RUN] = None,
+    tau: Paper[Fraction] = 0.99,
+    sigma: Paper[Fraction] = 0.2,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    sampling: Paper[Literal["POIS", "SAIS"]] = "POIS",
+    ddof: Ours[ZeroOrOne] = 0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    threshold: Ours[float] = 0.5,
+    segments: Paper[Count] = 8,
+    max_length: OfRun[Count | None] = None,
 ) -> Algorithm:
     """Ultra-Long Output RL (UloRL).
 

@@ -1,12 +1,10 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages.filters import replayed_rows
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import NonNegative, NonNegativeInt, Ours, Paper, Positive, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, part, stateless_part
 from jaxrl_llm.core.source import Replay
@@ -17,18 +15,15 @@ from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_
 from jaxrl_llm.rewards.scoring import Scored
 
 
-@method(
-    paper="arXiv 2405.19909",
-    test="test_replayed.py::test_a2pr_is_the_loop",
-    beside={"generator": ("twin critics, the generator of actions, and its weight 2", "a critic of actions")},
-)
+@method(paper="arXiv 2405.19909", test="test_replayed.py::test_a2pr_is_the_loop")
+@beside("generator", "twin critics, the generator of actions, and its weight 2", "a critic of actions")
 def a2pr(
-    alpha: Annotated[Positive, PAPER] = 2.5,
-    replay_prompts: Annotated[NonNegativeInt, OURS] = 4096,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    alpha: Paper[Positive] = 2.5,
+    replay_prompts: Ours[NonNegativeInt] = 4096,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Advantage-guided policy regularisation (A2PR for Offline RL).
 

@@ -1,27 +1,22 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Code, NonNegative, NonNegativeInt, Ours, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.into_groups import low_and_alike, swapped_successes
 
 
-@method(
-    paper="arXiv 2505.16282",
-    test="test_replayed.py::test_arpo_is_the_loop_over_steps",
-    beside={"tasks": ("the choice of tasks that the base agent solves sometimes", "a filter of the data")},
-)
+@method(paper="arXiv 2505.16282", test="test_replayed.py::test_arpo_is_the_loop_over_steps")
+@beside("tasks", "the choice of tasks that the base agent solves sometimes", "a filter of the data")
 def arpo_replay(
-    stored: Annotated[NonNegativeInt, CODE] = 8,
-    success: Annotated[float, CODE] = 0.1,
-    spread: Annotated[NonNegative, CODE] = 0.05,
-    low: Annotated[float, CODE] = 0.2,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.3,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    accuracy: Annotated[str | None, OURS] = None,
+    stored: Code[NonNegativeInt] = 8,
+    success: Code[float] = 0.1,
+    spread: Code[NonNegative] = 0.05,
+    low: Code[float] = 0.2,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.3,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
+    accuracy: Ours[str | None] = None,
 ) -> Algorithm:
     """Agentic Replay Policy Optimization (ARPO: End-to-End Policy Optimization for GUI Agents).
 

@@ -1,12 +1,10 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.core.source import Step
@@ -20,13 +18,13 @@ from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
 
 @method(paper="arXiv 2509.24107", test="test_replayed.py::test_rapo_worked_example_and_loop")
 def rapo_reward_aware(
-    solved: Annotated[Fraction, PAPER] = 0.9,
-    success: Annotated[float, PAPER] = 0.5,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    ddof: Annotated[ZeroOrOne, PAPER] = 0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    accuracy: Annotated[str | None, OURS] = None,
+    solved: Paper[Fraction] = 0.9,
+    success: Paper[float] = 0.5,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    ddof: Paper[ZeroOrOne] = 0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    accuracy: Ours[str | None] = None,
 ) -> Algorithm:
     """Reward-Aware Policy Optimization (RAPO, Fathom-DeepResearch).
 

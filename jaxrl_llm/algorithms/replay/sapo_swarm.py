@@ -1,27 +1,22 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, NonNegativeInt, ZeroOrOne, check_number
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper, ZeroOrOne, check_number
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.base import Swarm
 from jaxrl_llm.rollouts.runtime.sources import unchanged
 
 
-@method(
-    paper="arXiv 2509.08721",
-    test="test_replayed.py::test_sapo_learns_from_another_node",
-    beside={"network": ("nodes with different models, and a network between them", "several processes")},
-)
+@method(paper="arXiv 2509.08721", test="test_replayed.py::test_sapo_learns_from_another_node")
+@beside("network", "nodes with different models, and a network between them", "several processes")
 def sapo_swarm(
-    nodes: Annotated[int, OURS] = 2,
-    own: Annotated[int, PAPER] = 4,
-    foreign: Annotated[int, PAPER] = 4,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    nodes: Ours[int] = 2,
+    own: Paper[int] = 4,
+    foreign: Paper[int] = 4,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.28,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Swarm sAmpling Policy Optimization (SAPO, Sharing is Caring).
 

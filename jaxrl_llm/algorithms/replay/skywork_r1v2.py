@@ -1,26 +1,23 @@
 from dataclasses import replace
-from typing import Annotated
 
 from jaxrl_llm.advantages.filters import keep_stored_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Count, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.replay.base import refilled
 
 
-@method(
-    paper="arXiv 2504.16656", test="test_skywork_r1v2.py::test_it_is_the_loop_over_refilled_steps",
-    beside={"vision": ("the vision tower and its pairs", "images")},
-)  # fmt: skip
+@method(paper="arXiv 2504.16656", test="test_skywork_r1v2.py::test_it_is_the_loop_over_refilled_steps")
+@beside("vision", "the vision tower and its pairs", "images")
 def skywork_r1v2(
-    buffer_rows: Annotated[NonNegativeInt, OURS] = 2048,
-    max_age: Annotated[Count | None, OURS] = None,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    buffer_rows: Ours[NonNegativeInt] = 2048,
+    max_age: Ours[Count | None] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Group-relative policy optimisation with a Selective Sample Buffer (Skywork R1V2).
 

@@ -1,5 +1,4 @@
 import dataclasses
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +6,9 @@ import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, keep_stored_advantages, replayed_rows, truncated_rows
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive, check_number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.arguments.hyperparameters import Code, OfRun, Paper
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, counted_part, part
 from jaxrl_llm.core.source import Replay
@@ -22,27 +21,24 @@ from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.transforms import leave_out
 
 
-@method(
-    paper="arXiv 2509.22601",
-    test="test_replayed.py::test_spear_is_the_loop",
-    beside={"filters": ("filters of empty turns and repetitions", "a reward of the run")},
-)
+@method(paper="arXiv 2509.22601", test="test_replayed.py::test_spear_is_the_loop")
+@beside("filters", "filters of empty turns and repetitions", "a reward of the run")
 def spear(
-    replay_rows: Annotated[NonNegativeInt, CODE] = 32,
-    baselines: Annotated[Count, CODE] = 32,
-    replay_age: Annotated[NonNegativeInt, CODE] = 10,
-    surplus: Annotated[NonNegative, CODE] = 1.5,
-    warm_up: Annotated[Positive, PAPER] = 200,
-    replay_weight: Annotated[NonNegative, PAPER] = 1.0,
-    share: Annotated[float, CODE] = 0.02,
-    covariance_low: Annotated[float, CODE] = 1.0,
-    covariance_high: Annotated[float, CODE] = 40.0,
-    varied: Annotated[Fraction, CODE] = 0.75,
-    call_reward: Annotated[NonNegative, PAPER] = 0.1,
-    call_steps: Annotated[Positive, PAPER] = 200,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    max_length: Annotated[AtLeastOne | None, RUN] = None,
+    replay_rows: Code[NonNegativeInt] = 32,
+    baselines: Code[Count] = 32,
+    replay_age: Code[NonNegativeInt] = 10,
+    surplus: Code[NonNegative] = 1.5,
+    warm_up: Paper[Positive] = 200,
+    replay_weight: Paper[NonNegative] = 1.0,
+    share: Code[float] = 0.02,
+    covariance_low: Code[float] = 1.0,
+    covariance_high: Code[float] = 40.0,
+    varied: Code[Fraction] = 0.75,
+    call_reward: Paper[NonNegative] = 0.1,
+    call_steps: Paper[Positive] = 200,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.28,
+    max_length: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """Self-imitation with Progressive Exploration for Agentic RL (SPEAR).
 

@@ -1,8 +1,6 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeInt, Ours, Positive, ZeroOrOne
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.replay.base import faded, whole_groups
 
@@ -13,15 +11,15 @@ from jaxrl_llm.replay.base import faded, whole_groups
     second={"fade": 70.0, "fade_power": 30.0, "fade_tail": 0.02},
 )
 def symphony_fading_replay(
-    fade: Annotated[NonNegative, CODE] = 7.0,
-    fade_power: Annotated[Positive, CODE] = 2.0,
-    fade_tail: Annotated[NonNegative, CODE] = 0.0,
-    replay_share: Annotated[Fraction, OURS] = 1.0,
-    replay_groups: Annotated[NonNegativeInt, OURS] = 1024,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    fade: Code[NonNegative] = 7.0,
+    fade_power: Code[Positive] = 2.0,
+    fade_tail: Code[NonNegative] = 0.0,
+    replay_share: Ours[Fraction] = 1.0,
+    replay_groups: Ours[NonNegativeInt] = 1024,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Fading replay (Symphony: A Heuristic Normalized Calibrated Advantage Actor Critic).
 

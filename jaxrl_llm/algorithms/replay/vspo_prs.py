@@ -1,13 +1,13 @@
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multi_reward import parse_weights
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, AtLeastOne, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import AtLeastOne, NonNegative, OfRun, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives import scale_by_info, sequence_mean
@@ -20,14 +20,14 @@ from jaxrl_llm.rewards.scoring import Scored
 
 @method(paper="arXiv 2512.07478", test="test_replayed.py::test_vspo_is_the_loop")
 def vspo_prs(
-    copies: Annotated[float, OURS] = 2.0,
-    highest: Annotated[float | None, OURS] = None,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.001,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    reward_stages: Annotated[str | None, RUN] = None,
+    copies: Ours[float] = 2.0,
+    highest: Ours[float | None] = None,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.001,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
+    reward_stages: OfRun[str | None] = None,
 ) -> Algorithm:
     """VSPO with PRS (Enhancing Agentic RL with Progressive Reward Shaping).
 
@@ -98,8 +98,7 @@ def group_value(mean: np.ndarray, deviation: np.ndarray, highest: float = 1.0) -
     >>> group_value(np.array([0.2, 0.8]), np.array([0.4, 0.4])).round(2)
     array([0.32, 0.08])
     """
-    value = np.maximum(highest - mean, 0.0) * deviation
-    return np.where(deviation > TOLERANCE, np.nan_to_num(value), 0.0)
+    return np.where(deviation > TOLERANCE, np.nan_to_num(np.maximum(highest - mean, 0.0) * deviation), 0.0)
 
 
 @part
@@ -107,8 +106,7 @@ def with_staged_reward(replay: Replay, weights: Mapping[str, float]) -> Replay:
     """The replay after the rewards are combined in stages: see `staged_reward`."""
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
-        parts = {name: outcomes(scored, name) for name in weights}
-        total = staged_reward(parts, weights)
+        total = staged_reward({name: outcomes(scored, name) for name in weights}, weights)
         reward = np.where(np.isnan(np.asarray(scored.batch.need("reward"))), np.nan, total).astype(np.float32)
         return replay.mix(state, scored._replace(batch=scored.batch.replace(reward=reward)), step, seed)
 

@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import keep_stored_advantages
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import Fraction, NonNegative, NonNegativeInt, Ours, ZeroOrOne
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -15,19 +13,16 @@ from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_
 from jaxrl_llm.rewards.scoring import Scored
 
 
-@method(
-    paper="arXiv 2401.16650",
-    test="test_replayed.py::test_wmar_is_the_loop_over_replayed_rows",
-    beside={"world_model": ("the world model that learns from the replay", "a model of the world")},
-)
+@method(paper="arXiv 2401.16650", test="test_replayed.py::test_wmar_is_the_loop_over_replayed_rows")
+@beside("world_model", "the world model that learns from the replay", "a model of the world")
 def wmar_reservoir_replay(
-    recent: Annotated[NonNegativeInt, OURS] = 512,
-    reservoir: Annotated[NonNegativeInt, OURS] = 512,
-    replay_share: Annotated[Fraction, OURS] = 1.0,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    ddof: Annotated[ZeroOrOne, OURS] = 1,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    recent: Ours[NonNegativeInt] = 512,
+    reservoir: Ours[NonNegativeInt] = 512,
+    replay_share: Ours[Fraction] = 1.0,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    ddof: Ours[ZeroOrOne] = 1,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """WMAR's replay (Augmenting Replay in World Models for Continual Reinforcement Learning).
 

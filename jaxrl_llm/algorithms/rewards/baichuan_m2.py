@@ -3,13 +3,13 @@ import re
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
-from jaxrl_llm.core.annotations import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number
+from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Number, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_quantile
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.data.chat.calls import Message
@@ -31,24 +31,19 @@ from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2509.02208",
-    test="test_group_relative.py::test_baichuan_m2_is_the_loop",
-    beside={
-        "mid_training": ("the mixed loss on medical texts before", "another run"),
-        "patient": ("a model that plays patients", "the run's environment, such as `environments.patient.Patient`"),
-    },
-)
+@method(paper="arXiv 2509.02208", test="test_group_relative.py::test_baichuan_m2_is_the_loop")
+@beside("mid_training", "the mixed loss on medical texts before", "another run")
+@beside("patient", "a model that plays patients", "the run's environment, such as `environments.patient.Patient`")
 @run_settings(*judge_among_rewards())
 def baichuan_m2(
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.28,
-    length_bonus: Annotated[NonNegative, PAPER] = 4.0,
-    quantile: Annotated[Fraction, PAPER] = 0.2,
-    threshold: Annotated[float, OURS] = 0.5,
-    max_length: Annotated[Count | None, RUN] = None,
-    slices: Annotated[bool, OURS] = False,
-    judge: Annotated[str | None, RUN] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.28,
+    length_bonus: Paper[NonNegative] = 4.0,
+    quantile: Paper[Fraction] = 0.2,
+    threshold: Ours[float] = 0.5,
+    max_length: OfRun[Count | None] = None,
+    slices: Ours[bool] = False,
+    judge: OfRun[str | None] = None,
 ) -> Algorithm:
     """Baichuan-M2 (Scaling Medical Capability with Large Verifier System).
 
@@ -76,8 +71,7 @@ def baichuan_m2(
     learnt. The paper's filter and prompts were not found: these are ours.
     """
 
-    bonus = with_length_bonus(length_bonus, quantile, threshold)
-    credit = chain(rescore(bonus), group_relative("none"))
+    credit = chain(rescore(with_length_bonus(length_bonus, quantile, threshold)), group_relative("none"))
     rollout = sliced(judge) if slices else None if judge is None else judged(by_written_rubric(judge))
     return Algorithm(credit, clipped_policy(clip_low, clip_high, constant(max_length)), rollout=rollout)
 

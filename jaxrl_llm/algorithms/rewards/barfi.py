@@ -1,4 +1,4 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline, group_relative
 from jaxrl_llm.advantages.multi_reward import component, components
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, RUN, AverageName, Count, Fraction, NonNegative, Scale
+from jaxrl_llm.algorithms.method import Algorithm, beside, method
+from jaxrl_llm.core.annotations import AverageName, Count, Fraction, NonNegative, OfRun, Ours, Scale
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, Transform, chain, objective_part, part
 from jaxrl_llm.objectives.averages import average_by_name, token_mean
@@ -17,27 +17,26 @@ from jaxrl_llm.utils.errors import InputError
 @method(
     paper="arXiv 2310.19007",
     test="test_barfi.py::test_slopes_are_inner_products_of_gradients_by_a_policy_s_own_parameters",
-    beside={
-        "network": ("weights that depend on state and action, of a network", "a reward network beside the critic"),
-        "implicit": (
-            "the hyper-gradient by the inverse Hessian of a policy that has converged; here after one step",
-            "products with the Hessian of the policy",
-        ),
-        "discount": ("a discount that is learnt too, with its penalty", "advantages with a discount"),
-    },
 )
+@beside("network", "weights that depend on state and action, of a network", "a reward network beside the critic")
+@beside(
+    "implicit",
+    "the hyper-gradient by the inverse Hessian of a policy that has converged; here after one step",
+    "products with the Hessian of the policy",
+)
+@beside("discount", "a discount that is learnt too, with its penalty", "advantages with a discount")
 def barfi(
-    component: Annotated[str | None, OURS] = None,
-    weights: Annotated[str, OURS] = "",
-    rate: Annotated[NonNegative, OURS] = 0.1,
-    inner_updates: Annotated[Count, OURS] = 1,
-    smoothing: Annotated[Fraction, OURS] = 0.5,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    scale: Annotated[Scale, OURS] = "none",
-    average: Annotated[AverageName, OURS] = "token",
-    adam_beta1: Annotated[Fraction | None, RUN] = None,
+    component: Ours[str | None] = None,
+    weights: Ours[str] = "",
+    rate: Ours[NonNegative] = 0.1,
+    inner_updates: Ours[Count] = 1,
+    smoothing: Ours[Fraction] = 0.5,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
+    scale: Ours[Scale] = "none",
+    average: Ours[AverageName] = "token",
+    adam_beta1: OfRun[Fraction | None] = None,
 ) -> Algorithm:
     """Behavior Alignment Reward Function (BARFI).
 
@@ -121,10 +120,6 @@ def aligned_blend(
     """
     every = inner_updates + 1
 
-    def init() -> Any:
-        zeros = jnp.zeros(MOST)
-        return {"updates": jnp.int32(0), "weights": zeros, "slopes": zeros, "before": zeros}
-
     def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
         values, given = components(batch, weights)
         goal = batch.scores if primary is None else component(batch, primary)
@@ -147,7 +142,8 @@ def aligned_blend(
             reward=jnp.where(jnp.isnan(batch.scores), jnp.nan, reward)
         ).with_controls(**{BLEND + name: phi[i] for i, name in enumerate(names)})
 
-    return Transform(init, apply, needed("old") | needed("previous"))
+    start = {"updates": jnp.int32(0), **dict.fromkeys(("weights", "slopes", "before"), jnp.zeros(MOST))}
+    return Transform(lambda: start, apply, needed("old") | needed("previous"))
 
 
 @objective_part()

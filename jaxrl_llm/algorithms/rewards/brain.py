@@ -1,9 +1,7 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Number, PositiveNumber
+from jaxrl_llm.core.annotations import Number, Ours, PositiveNumber
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Objective, Trajectories, chain, part
 from jaxrl_llm.objectives.preference.pairs import (
@@ -16,7 +14,7 @@ from jaxrl_llm.objectives.preference.pairs import (
 
 
 @method(paper="arXiv 2402.02479", test="test_reward_composed.py::test_brain_worked_example_and_loop")
-def brain(reward_temperature: Annotated[float, OURS] = 1.0, scale: Annotated[float, OURS] = 1.0) -> Algorithm:
+def brain(reward_temperature: Ours[float] = 1.0, scale: Ours[float] = 1.0) -> Algorithm:
     """Bayesian Reward-conditioned Amortized Inference (BRAIn).
 
     The policy learns the posterior of the reference given a good reward, p(y|x) exp(r/gamma), from the samples y_i of a
@@ -47,8 +45,7 @@ def target_shares(score: Array, target: Array, known: Array, group: Array, scale
     a = jnp.where(known, jnp.exp(jnp.where(known, target - bucket_log_sum_exp(group, target, known), 0.0)), 0.0)
     log_b = scale * score - bucket_log_sum_exp(group, scale * score, known)
     (size,) = bucket_sums(group, known.astype(jnp.float32))
-    prompts = jnp.maximum(jnp.sum(known / jnp.maximum(size, 1)), 1.0)
-    return jnp.where(known, -a * log_b, 0.0) / prompts
+    return jnp.where(known, -a * log_b, 0.0) / jnp.maximum(jnp.sum(known / jnp.maximum(size, 1)), 1.0)
 
 
 @part

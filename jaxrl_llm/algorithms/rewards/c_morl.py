@@ -1,4 +1,4 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AverageName, NonNegative, NonNegativeNumber, Number, Positive, PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.hyperparameters import Code, Ours
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, Transform, batch_part, chain, part, row_means
 from jaxrl_llm.objectives import token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
@@ -18,12 +18,12 @@ from jaxrl_llm.utils.errors import InputError, unknown
 
 @method(paper="arXiv 2410.02236", year=2025, test="test_reward_composed.py::test_c_morl_is_the_loop")
 def c_morl(
-    component: Annotated[str | None, OURS] = None,
-    share: Annotated[float, CODE] = 0.9,
-    sharpness: Annotated[Positive, CODE] = 20.0,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    average: Annotated[AverageName, OURS] = "token",
+    component: Ours[str | None] = None,
+    share: Code[float] = 0.9,
+    sharpness: Code[Positive] = 20.0,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    average: Ours[AverageName] = "token",
 ) -> Algorithm:
     """C-MORL (Multi-Objective RL through Efficient Discovery of Pareto Front).
 
@@ -69,9 +69,6 @@ def starting_means(objective: str | None = None) -> Transform:
     For `log_barrier`. Components that are not scored in the first batch start at 0. Raises InputError for more than 16.
     """
 
-    def init() -> Any:
-        return {"means": jnp.zeros(_MOST), "seen": jnp.zeros((), bool)}
-
     def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
         components = constrained(batch, objective)
         if len(components) > _MOST:
@@ -82,7 +79,7 @@ def starting_means(objective: str | None = None) -> Transform:
         start = {f"start/{name}": means[i] for i, name in enumerate(components)}
         return {"means": jnp.where(seen, means, 0.0), "seen": seen}, batch.with_controls(**start)
 
-    return Transform(init, apply)
+    return Transform(lambda: {"means": jnp.zeros(_MOST), "seen": jnp.zeros((), bool)}, apply)
 
 
 def barrier(slack: jax.Array, floor: Number = 1e-3) -> jax.Array:
@@ -118,8 +115,7 @@ def log_barrier(
         for name, component in constrained(batch, objective).items():
             r = jnp.where(acts, component, jnp.nan)
             mean, known = _mean(r), ~jnp.isnan(r)
-            above = jnp.where(known, r - mean, 0.0)
-            value = jnp.sum(s * above) / jnp.maximum(jnp.sum(known), 1) + mean
+            value = jnp.sum(s * jnp.where(known, r - mean, 0.0)) / jnp.maximum(jnp.sum(known), 1) + mean
             start = (batch.controls or {}).get(f"start/{name}", mean)
             terms.append(barrier(value - share * start, floor))
         total = -sum(terms, jnp.zeros(())) / max(len(terms), 1)

@@ -1,25 +1,24 @@
 from dataclasses import replace
-from typing import Annotated
 
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative
+from jaxrl_llm.core.annotations import NonNegative, Ours, Paper
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.rewards.transforms import component_of, other_components, rescore
 
 
 @method(paper="arXiv 2504.17838", test="test_reward_composed.py::test_carl_is_ppo_of_the_product")
 def carl_multiplicative_reward(
-    component: Annotated[str | None, OURS] = None,
-    terminal: Annotated[str | None, OURS] = None,
-    penalty: Annotated[NonNegative, OURS] = 1.0,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    gamma: Annotated[float, OURS] = 1.0,
-    lam: Annotated[float, OURS] = 0.95,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
+    component: Ours[str | None] = None,
+    terminal: Ours[str | None] = None,
+    penalty: Ours[NonNegative] = 1.0,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.2,
+    gamma: Ours[float] = 1.0,
+    lam: Ours[float] = 0.95,
+    kl_coefficient: Ours[NonNegative] = 0.05,
 ) -> Algorithm:
     """CaRL's multiplicative reward (Learning Scalable Planning Policies with Simple Rewards).
 

@@ -1,38 +1,33 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, Fraction, NonNegative, Number, Scale, check_number
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import AverageName, Fraction, NonNegative, Number, Ours, Paper, Scale, check_number
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.rewards import transforms as rewards
 
 
-@method(
-    paper="arXiv 2508.04416",
-    test="test_shaped_reward.py::test_dgrpo_against_a_loop",
-    needs={"calls": "calls of tools, for their bonus", "failed_calls": "calls that gave an error"},
-    beside={
-        "video": ("tools that return frames of videos", "a policy that sees"),
-        "filter": ("prompts that are always or never solved, taken out before the run", "a filter of the data"),
-    },
-)
+@method(paper="arXiv 2508.04416", test="test_shaped_reward.py::test_dgrpo_against_a_loop")
+@run_needs(calls="calls of tools, for their bonus", failed_calls="calls that gave an error")
+@beside("video", "tools that return frames of videos", "a policy that sees")
+@beside("filter", "prompts that are always or never solved, taken out before the run", "a filter of the data")
 def dgrpo_vital(
-    component: Annotated[str, OURS] = "",
-    low: Annotated[float, OURS] = 0.0,
-    high: Annotated[float, OURS] = 1.0,
-    least: Annotated[Fraction, PAPER] = 0.5,
-    weigh: Annotated[Literal["reward", "advantage"], PAPER] = "reward",
-    tool_bonus: Annotated[float, OURS] = 0.5,
-    scale: Annotated[Scale, PAPER] = "std",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
-    average: Annotated[AverageName, OURS] = "sequence",
+    component: Ours[str] = "",
+    low: Ours[float] = 0.0,
+    high: Ours[float] = 1.0,
+    least: Paper[Fraction] = 0.5,
+    weigh: Paper[Literal["reward", "advantage"]] = "reward",
+    tool_bonus: Ours[float] = 0.5,
+    scale: Paper[Scale] = "std",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
+    average: Ours[AverageName] = "sequence",
 ) -> Algorithm:
     """Difficulty-aware GRPO of VITAL (Thinking With Videos).
 
@@ -54,7 +49,7 @@ def dgrpo_vital(
     """
     check_number("high - low", high - low, above=0)
     steps = [rewards.rescore(with_useful_range(component, low, high))] if component else []
-    steps += [rewards.rescore(with_tool_bonus(tool_bonus), {"calls", "failed_calls"})]
+    steps += [rewards.rescore(rewards.paid_for_calls(tool_bonus), {"calls", "failed_calls"})]
     if weigh == "reward":
         steps += [rewards.rescore(times_weight_of_difficulty(least)), group_relative(scale)]
     else:
@@ -91,15 +86,6 @@ def weight_of_difficulty(b: Trajectories, least: float) -> Array:
 def times_weight_of_difficulty(b: Trajectories, least: float) -> Array:
     """A function `batch -> f32[N]`: the scores times `easiness_weight` of them."""
     return b.scores * easiness_weight(b.scores, b.group, least=least)
-
-
-@batch_part
-def with_tool_bonus(b: Trajectories, bonus: float) -> Array:
-    """A function `batch -> f32[N]`: the scores, plus the bonus where a call of a tool worked; 0 without such calls."""
-    calls, failed = ((b.info or {}).get(name) for name in ("calls", "failed_calls"))
-    if calls is None or failed is None:
-        return b.scores
-    return b.scores + bonus * (jnp.nan_to_num(calls) > jnp.nan_to_num(failed))
 
 
 def useful_range(value: Array, low: Number, high: Number) -> Array:

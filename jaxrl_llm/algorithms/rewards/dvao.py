@@ -1,20 +1,18 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import variance_weighted
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, AverageName, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import AverageName, NonNegative, Ours, Paper, ZeroOrOne
 
 
 @method(paper="arXiv 2605.25604", test="test_multi_reward.py::test_dvao_against_a_loop")
 def dvao(
-    weights: Annotated[str, PAPER] = "",
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    ddof: Annotated[ZeroOrOne, PAPER] = 0,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
-    average: Annotated[AverageName, OURS] = "sequence",
+    weights: Paper[str] = "",
+    epsilon: Ours[NonNegative] = 1e-6,
+    ddof: Paper[ZeroOrOne] = 0,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
+    average: Ours[AverageName] = "sequence",
 ) -> Algorithm:
     """Dynamic Variance-adaptive Advantage Optimization (DVAO).
 

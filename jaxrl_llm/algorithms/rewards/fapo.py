@@ -3,8 +3,8 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, NonNegative, Range, check_number
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import AboveOne, AtLeastOne, Code, NonNegative, OfRun, Ours, Paper, Range, check_number
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rewards import transforms as rewards
@@ -18,21 +18,18 @@ from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, 
 from jaxrl_llm.utils.errors import is_off
 
 
-@method(
-    paper="arXiv 2510.22543",
-    test="test_shaped_reward.py::test_fapo_against_a_loop",
-    needs={"sound": "a judge's verdict whether a step is wrong"},
-)
+@method(paper="arXiv 2510.22543", test="test_shaped_reward.py::test_fapo_against_a_loop")
+@run_needs(sound="a judge's verdict whether a step is wrong")
 def fapo(
-    penalty: Annotated[float, Range(least=0, most=2), PAPER] = 1.0,
-    success: Annotated[float, OURS] = 0.5,
-    overlong_share: Annotated[float, CODE] = 0.5,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
-    dual_clip: Annotated[AboveOne, CODE] = 10.0,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    max_length: Annotated[AtLeastOne | None, RUN] = None,
-    judge: Annotated[str | None, RUN] = None,
+    penalty: Paper[Annotated[float, Range(least=0, most=2)]] = 1.0,
+    success: Ours[float] = 0.5,
+    overlong_share: Code[float] = 0.5,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.28,
+    dual_clip: Code[AboveOne] = 10.0,
+    epsilon: Code[NonNegative] = 1e-6,
+    max_length: OfRun[AtLeastOne | None] = None,
+    judge: OfRun[str | None] = None,
 ) -> Algorithm:
     """Flawed-Aware Policy Optimization (FAPO).
 

@@ -1,30 +1,25 @@
 import dataclasses
-from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import RECALLED, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import NonNegative, Positive, Recalled
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 
-@method(
-    paper="arXiv 2404.05046",
-    test="test_process_rewards.py::test_fgaif_is_ppo_on_sub_sentence_rewards",
-    needs={"spans": "the rewards of sub-sentences; without them it is PPO"},
-    beside={
-        "images": (
-            "prompts with images, and a vision-language model that labels sub-sentences",
-            "rows of texts, with the labels of another model",
-        )
-    },
+@method(paper="arXiv 2404.05046", test="test_process_rewards.py::test_fgaif_is_ppo_on_sub_sentence_rewards")
+@run_needs(spans="the rewards of sub-sentences; without them it is PPO")
+@beside(
+    "images",
+    "prompts with images, and a vision-language model that labels sub-sentences",
+    "rows of texts, with the labels of another model",
 )
 def fgaif(
-    clip: Annotated[NonNegative, RECALLED] = 0.2,
-    value_clip: Annotated[Positive | None, RECALLED] = 0.2,
-    value_coefficient: Annotated[NonNegative, RECALLED] = 1.0,
-    gamma: Annotated[float, RECALLED] = 1.0,
-    lam: Annotated[float, RECALLED] = 0.95,
-    kl_coefficient: Annotated[NonNegative, RECALLED] = 0.05,
+    clip: Recalled[NonNegative] = 0.2,
+    value_clip: Recalled[Positive | None] = 0.2,
+    value_coefficient: Recalled[NonNegative] = 1.0,
+    gamma: Recalled[float] = 1.0,
+    lam: Recalled[float] = 0.95,
+    kl_coefficient: Recalled[NonNegative] = 0.05,
 ) -> Algorithm:
     """Fine-Grained Artificial Intelligence Feedback (FGAIF).
 

@@ -1,28 +1,24 @@
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
 
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.rewards.transforms import component_of, rescore
 
 
-@method(
-    paper="arXiv 2504.10458",
-    test="test_of_screens.py::test_gui_r1_is_the_loop_over_answers",
-    needs={"gui_action": "whether the action is the expected one", "gui_format": "whether the answer is well-formed"},
-    beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
-)
+@method(paper="arXiv 2504.10458", test="test_of_screens.py::test_gui_r1_is_the_loop_over_answers")
+@run_needs(gui_action="whether the action is the expected one", gui_format="whether the answer is well-formed")
+@beside("vision", "screens or images as they are; a prompt describes them", "a policy that sees")
 def gui_r1(
-    action_weight: Annotated[float, CODE] = 0.8,
-    format_weight: Annotated[float, CODE] = 0.2,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.01,
+    action_weight: Code[float] = 0.8,
+    format_weight: Code[float] = 0.2,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.01,
 ) -> Algorithm:
     """GUI-R1 (A Generalist R1-Style Vision-Language Action Model For GUI Agents).
 

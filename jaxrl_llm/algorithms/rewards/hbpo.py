@@ -1,11 +1,10 @@
 from collections.abc import Callable
-from typing import Annotated
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage, on_actions
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, Fraction, NonNegative, Number
+from jaxrl_llm.core.annotations import AboveOne, AtLeastOne, Code, Fraction, NonNegative, Number, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -17,18 +16,18 @@ from jaxrl_llm.utils.errors import InputError, shown
 @method(paper="arXiv 2507.15844", test="test_shaped_reward.py::test_hbpo_against_a_loop")
 @presets(paper={"intra_coefficient": 1.0, "flat": True}, code={"intra_coefficient": 2.0, "flat": False})
 def hbpo(
-    scale: Annotated[float, PAPER] = 4.0,
-    slope: Annotated[float | None, PAPER] = None,
-    budget_share: Annotated[Fraction, OURS] = 0.5,
-    success: Annotated[float, OURS] = 0.5,
-    intra_coefficient: Annotated[NonNegative, PAPER] = 1.0,
-    flat: Annotated[bool, PAPER] = True,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
-    dual_clip: Annotated[AboveOne, CODE] = 3.0,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    shares: Annotated[str, PAPER] = "0.125 0.25 0.5 0.625",
-    max_length: Annotated[AtLeastOne | None, RUN] = None,
+    scale: Paper[float] = 4.0,
+    slope: Paper[float | None] = None,
+    budget_share: Ours[Fraction] = 0.5,
+    success: Ours[float] = 0.5,
+    intra_coefficient: Paper[NonNegative] = 1.0,
+    flat: Paper[bool] = True,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.28,
+    dual_clip: Code[AboveOne] = 3.0,
+    epsilon: Code[NonNegative] = 1e-6,
+    shares: Paper[str] = "0.125 0.25 0.5 0.625",
+    max_length: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """Hierarchical Budget Policy Optimization (HBPO).
 
@@ -93,8 +92,7 @@ def subgroup_advantage(
 @batch_part
 def given_budgets(b: Trajectories, otherwise: float) -> Array:
     """A function `batch -> f32[N]`: info["budget"], or another budget where there is none."""
-    given = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
-    return jnp.where(jnp.isnan(given), otherwise, given).astype(jnp.float32)
+    return b.entry("budget", otherwise).astype(jnp.float32)
 
 
 @batch_part

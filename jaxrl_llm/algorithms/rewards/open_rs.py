@@ -1,10 +1,8 @@
-from typing import Annotated
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, RUN, AtLeastOne, NonNegative, Number, check_number
+from jaxrl_llm.core.annotations import AtLeastOne, Code, NonNegative, Number, OfRun, Ours, check_number
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -13,16 +11,16 @@ from jaxrl_llm.rewards.transforms import component_of, other_components, rescore
 
 @method(paper="arXiv 2503.16219", test="test_reward_composed.py::test_open_rs_is_the_loop")
 def open_rs(
-    accuracy: Annotated[str | None, OURS] = None,
-    success: Annotated[float, OURS] = 0.5,
-    accuracy_weight: Annotated[float, CODE] = 2.0,
-    format_weight: Annotated[float, CODE] = 1.0,
-    right: Annotated[float, CODE] = 0.5,
-    worst: Annotated[float, CODE] = -0.5,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
-    max_length: Annotated[AtLeastOne | None, RUN] = None,
+    accuracy: Ours[str | None] = None,
+    success: Ours[float] = 0.5,
+    accuracy_weight: Code[float] = 2.0,
+    format_weight: Code[float] = 1.0,
+    right: Code[float] = 0.5,
+    worst: Code[float] = -0.5,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
+    max_length: OfRun[AtLeastOne | None] = None,
 ) -> Algorithm:
     """Open-RS (Reinforcement Learning for Reasoning in Small LLMs).
 

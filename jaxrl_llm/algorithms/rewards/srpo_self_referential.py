@@ -1,13 +1,11 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.algorithm import DynamicSampling
-from jaxrl_llm.core.annotations import CODE, OURS, AverageName, Count, NonNegative, Number
-from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, Number, Ours
+from jaxrl_llm.core.buckets import bucket_best, bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -15,21 +13,18 @@ from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(
-    paper="arXiv 2511.15605",
-    test="test_reward_composed.py::test_srpo_is_the_loop",
-    needs={"distance": "distances of failures to successes; without them failures get 0"},
-)
+@method(paper="arXiv 2511.15605", test="test_reward_composed.py::test_srpo_is_the_loop")
+@run_needs(distance="distances of failures to successes; without them failures get 0")
 def srpo_self_referential(
-    success: Annotated[float, OURS] = 0.5,
-    most: Annotated[float, CODE] = 0.6,
-    slope: Annotated[float, CODE] = 10.0,
-    least_rate: Annotated[float, CODE] = 0.1,
-    most_rate: Annotated[float, CODE] = 0.9,
-    rounds: Annotated[Count, OURS] = 10,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.28,
-    average: Annotated[AverageName, OURS] = "token",
+    success: Ours[float] = 0.5,
+    most: Code[float] = 0.6,
+    slope: Code[float] = 10.0,
+    least_rate: Code[float] = 0.1,
+    most_rate: Code[float] = 0.9,
+    rounds: Ours[Count] = 10,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.28,
+    average: Ours[AverageName] = "token",
 ) -> Algorithm:
     """Self-Referential Policy Optimization (SRPO).
 
@@ -72,10 +67,7 @@ def graded_failures(
     ['0.5960', '0.5047', '0.0040', '1.0000']
     """
     known = ~success & ~jnp.isnan(distance)
-    N = group.shape[0]
-    _, index = jnp.unique(group, return_inverse=True, size=N)
-    low = jax.ops.segment_min(jnp.where(known, distance, jnp.inf), index, num_segments=N)[index]
-    high = jax.ops.segment_max(jnp.where(known, distance, -jnp.inf), index, num_segments=N)[index]
+    low, high = (sign * bucket_best(group, jnp.where(known, sign * distance, jnp.nan)) for sign in (-1, 1))
     wide = known & (high - low >= 1e-6)
     d = jnp.where(wide, (distance - low) / jnp.where(wide, high - low, 1.0), 0.5)
     (successes,) = bucket_sums(group, success.astype(jnp.float32))
@@ -89,9 +81,7 @@ def failures_by_distance(batch: Trajectories, success: float, most: float, slope
 
     Distances of rows without a score do not count.
     """
-    nothing = jnp.full(batch.group.shape, jnp.nan)
-    distance = (batch.info or {}).get("distance", nothing).astype(jnp.float32)
-    distance = jnp.where(jnp.isnan(batch.scores), jnp.nan, distance)
+    distance = jnp.where(jnp.isnan(batch.scores), jnp.nan, batch.entry("distance", jnp.nan).astype(jnp.float32))
     return graded_failures(batch.scores > success, distance, batch.group, most, slope)
 
 

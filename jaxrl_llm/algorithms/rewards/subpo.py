@@ -1,22 +1,18 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import RECALLED, AverageName
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import AverageName, Recalled
+from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, stateless_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
 
 
-@method(
-    paper="arXiv 2307.13372",
-    test="test_reward_composed.py::test_subpo_is_the_loop",
-    needs={"spans": "gains of single parts; without them the score is the only gain"},
-)
-def subpo(average: Annotated[AverageName, RECALLED] = "sum") -> Algorithm:
+@method(paper="arXiv 2307.13372", test="test_reward_composed.py::test_subpo_is_the_loop")
+@run_needs(spans="gains of single parts; without them the score is the only gain")
+def subpo(average: Recalled[AverageName] = "sum") -> Algorithm:
     """Submodular Policy Optimization (SubPO; Submodular Reinforcement Learning).
 
     The reward of a trajectory is a set function F of what it visits, with diminishing returns; each step earns what it
@@ -47,11 +43,9 @@ def above_mates(returns: jax.Array, index: jax.Array, known: jax.Array, group: j
     place = jnp.where(index >= 0, index, L)
     by_index = jnp.zeros((N, L + 1)).at[jnp.arange(N)[:, None], place].add(jnp.where(index >= 0, returns, 0.0))
     by_index = jnp.where(known[:, None], by_index, 0.0)
-    _, of_group = jnp.unique(group, return_inverse=True, size=N)
-    total = jax.ops.segment_sum(by_index, of_group, num_segments=N)[of_group] - by_index
-    mates = jax.ops.segment_sum(known.astype(jnp.float32), of_group, num_segments=N)[of_group] - known
-    baseline = jnp.take_along_axis(total / jnp.maximum(mates, 1)[:, None], place, axis=1)
-    return jnp.where(index >= 0, returns - baseline, 0.0)
+    total, rows = bucket_sums(group, by_index, known.astype(jnp.float32))
+    others = (total - by_index) / jnp.maximum(rows - known, 1)[:, None]
+    return jnp.where(index >= 0, returns - jnp.take_along_axis(others, place, axis=1), 0.0)
 
 
 @stateless_part({"spans"})

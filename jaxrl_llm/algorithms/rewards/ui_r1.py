@@ -1,12 +1,12 @@
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, Number
-from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, beside, method, run_settings
+from jaxrl_llm.core.annotations import Code, NonNegative, Number, Ours
+from jaxrl_llm.core.buckets import bucket_best, bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -44,9 +44,7 @@ def length_beside_mates(
     ['0.818', '0.636', '-0.509', '-0.100']
     """
     right = right & known
-    N = group.shape[0]
-    _, index = jnp.unique(group, return_inverse=True, size=N)
-    longest = jax.ops.segment_max(jnp.where(known, length, 0.0), index, num_segments=N)[index]
+    longest = bucket_best(group, jnp.where(known, length, jnp.nan))
     count, good, tokens = bucket_sums(group, known * 1.0, right * 1.0, jnp.where(right, length, 0.0))
     p = good / jnp.maximum(count, 1)
     suitable = p * tokens / jnp.maximum(good, 1) + (1 - p) * longest
@@ -62,23 +60,20 @@ def with_length_beside_mates(batch: Trajectories, right: float, slope: float, of
     return score + length_beside_mates(batch.lengths, score >= right, known, batch.group, slope, offset)
 
 
-@method(
-    paper="arXiv 2503.21620",
-    test="test_reward_composed.py::test_ui_r1_is_its_worked_example_and_loop",
-    beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
-)
+@method(paper="arXiv 2503.21620", test="test_reward_composed.py::test_ui_r1_is_its_worked_example_and_loop")
+@beside("vision", "screens or images as they are; a prompt describes them", "a policy that sees")
 @run_settings(
     rewards_up_to(
         "right", "answer_tags", "gui_kind", "gui_click", why="rewards that add up to `right` in a right answer"
     )
 )
 def ui_r1(
-    right: Annotated[float, CODE] = 3.0,
-    slope: Annotated[float, CODE] = -0.5,
-    offset: Annotated[float, CODE] = 0.5,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
+    right: Code[float] = 3.0,
+    slope: Code[float] = -0.5,
+    offset: Code[float] = 0.5,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.04,
 ) -> Algorithm:
     """UI-R1 with its length reward (Enhancing Action Prediction of GUI Agents by RL).
 

@@ -1,11 +1,11 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, Fraction, NonNegative, Number
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Number, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import kl
@@ -15,12 +15,12 @@ from jaxrl_llm.rewards import transforms as rewards
 
 @method(paper="arXiv 2506.02355", test="test_shaped_reward.py::test_unlikeliness_against_a_loop")
 def unlikeliness_reward(
-    coefficient: Annotated[Fraction, PAPER] = 0.25,
-    ranks: Annotated[Literal["paper", "code"], PAPER] = "paper",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.1,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    coefficient: Paper[Fraction] = 0.25,
+    ranks: Paper[Literal["paper", "code"]] = "paper",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.1,
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """GRPO with the Unlikeliness Reward (Rewarding the Unlikely).
 

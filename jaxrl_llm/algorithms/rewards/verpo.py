@@ -1,24 +1,19 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import check_credit
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2601.03525",
-    test="test_multi_reward.py::test_verpo_against_a_loop",
-    needs={"tests": "results of single tests of code; without it components of the reward are the tests"},
-)
+@method(paper="arXiv 2601.03525", test="test_multi_reward.py::test_verpo_against_a_loop")
+@run_needs(tests="results of single tests of code; without it components of the reward are the tests")
 def verpo(
-    difficulty: Annotated[float, OURS] = 2.0,
-    width: Annotated[float, OURS] = 0.1,
-    partial: Annotated[Fraction, OURS] = 0.5,
-    gamma: Annotated[float, OURS] = 0.95,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    difficulty: Ours[float] = 2.0,
+    width: Ours[float] = 0.1,
+    partial: Ours[Fraction] = 0.5,
+    gamma: Ours[float] = 0.95,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
 ) -> Algorithm:
     """Verifiable Dense Reward Policy Optimization (VeRPO).
 

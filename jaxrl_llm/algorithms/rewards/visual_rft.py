@@ -1,26 +1,21 @@
-from typing import Annotated
-
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.algorithms.rewards.gui_r1 import by_rewards
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours
 
 
-@method(
-    paper="arXiv 2503.01785",
-    test="test_of_screens.py::test_visual_rft_is_the_loop_over_answers",
-    needs={
-        "box_confidence": "confidences that suit the matches",
-        "box_format": "whether the answer is well-formed",
-        "box_overlap": "overlap with the expected boxes",
-    },
-    beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
+@method(paper="arXiv 2503.01785", test="test_of_screens.py::test_visual_rft_is_the_loop_over_answers")
+@run_needs(
+    box_confidence="confidences that suit the matches",
+    box_format="whether the answer is well-formed",
+    box_overlap="overlap with the expected boxes",
 )
+@beside("vision", "screens or images as they are; a prompt describes them", "a policy that sees")
 def visual_rft(
-    classification: Annotated[bool, OURS] = False,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.04,
+    classification: Ours[bool] = False,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.04,
 ) -> Algorithm:
     """Visual Reinforcement Fine-Tuning (Visual-RFT).
 

@@ -1,8 +1,8 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import drop_small_advantages, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, NonNegative, Scale, Span
+from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper, Scale, Span
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
 
@@ -12,12 +12,12 @@ TWICE = "two passes over a batch, without which it is RLOO"
 @method(paper="arXiv 2502.01600", test="test_critic_free.py::test_loop_is_the_loop")
 @run_settings(RunSetting("epochs", lambda given: 2, lambda config, given: config.epochs >= 2, TWICE))
 def loop(
-    clip_range: Annotated[float, PAPER] = 0.1,
-    bounds: Annotated[Literal["paper", "reciprocal"], PAPER] = "paper",
-    span: Annotated[Span, PAPER] = "token",
-    least_advantage: Annotated[float, CODE] = 0.01,
-    scale: Annotated[Scale, PAPER] = "none",
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    clip_range: Paper[float] = 0.1,
+    bounds: Paper[Literal["paper", "reciprocal"]] = "paper",
+    span: Paper[Span] = "token",
+    least_advantage: Code[float] = 0.01,
+    scale: Paper[Scale] = "none",
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Leave-One-Out PPO (LOOP: RL for Long-Horizon Interactive LLM Agents).
 

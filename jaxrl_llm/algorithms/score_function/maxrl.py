@@ -1,18 +1,16 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, AverageName, NonNegative
+from jaxrl_llm.core.annotations import AverageName, Code, NonNegative
 from jaxrl_llm.objectives import clip
 
 
 @method(paper="arXiv 2602.02710", test="test_sets.py::test_maxrl_is_the_loop")
 def maxrl(
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    average: Annotated[AverageName, CODE] = "token",
+    epsilon: Code[NonNegative] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    average: Code[AverageName] = "token",
 ) -> Algorithm:
     """Maximum Likelihood Reinforcement Learning (MaxRL).
 

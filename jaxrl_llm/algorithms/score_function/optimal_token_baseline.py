@@ -1,16 +1,12 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import energy_weighted_baseline
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative
+from jaxrl_llm.core.annotations import Code, NonNegative
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 
 
 @method(paper="arXiv 2602.07078", test="test_score_function.py::test_optimal_token_baseline_is_the_loop")
 def optimal_token_baseline(
-    zero_tail: Annotated[bool, CODE] = True,
-    corrected: Annotated[bool, CODE] = False,
-    epsilon: Annotated[NonNegative, CODE] = 1e-8,
+    zero_tail: Code[bool] = True, corrected: Code[bool] = False, epsilon: Code[NonNegative] = 1e-8
 ) -> Algorithm:
     """Optimal Token Baseline (OTB, Variance Reduction for Long-Horizon LLM-RL).
 

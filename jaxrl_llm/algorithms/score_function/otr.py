@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import demonstrated_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, RECALLED, Number, Positive, Range, check_number
+from jaxrl_llm.core.annotations import Number, Ours, Positive, Range, Recalled, check_number
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, stateless_part, surrogate_part
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.guidance.responses import demonstrated
@@ -24,9 +24,9 @@ def labels_of_demonstrations(batch: Trajectories) -> Trajectories:
 
 @method(paper="arXiv 2509.26313", test="test_supervised.py::test_otr_has_the_gradient_of_its_loop_over_the_vocabulary")
 def otr(
-    penalty: Annotated[float, Range(most=0), RECALLED] = -0.1,
-    temperature: Annotated[Positive, RECALLED] = 1.3,
-    column: Annotated[str, OURS] = "answer",
+    penalty: Recalled[Annotated[float, Range(most=0)]] = -0.1,
+    temperature: Recalled[Positive] = 1.3,
+    column: Ours[str] = "answer",
 ) -> Algorithm:
     """One-Token Rollout (OTR).
 

@@ -1,11 +1,10 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
-from jaxrl_llm.core.annotations import OURS, PAPER, Count, NonNegative, Positive
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Positive
+from jaxrl_llm.core.buckets import bucket_best, bucket_sums
 from jaxrl_llm.core.parts import Trajectories, chain, counted, step_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio, value_loss
 from jaxrl_llm.objectives.values import last_action_mean
@@ -18,15 +17,10 @@ def chosen_by_critic(step: jax.Array, batch: Trajectories, keep: float, temperat
     Q = at_last_action(batch.need("values"), batch)
     valid = jnp.any(batch.action_mask, axis=1) & ~jnp.isnan(batch.scores)
     best = valid & (ranks_within(batch.group, Q, row_noise(batch, step), valid) < keep)
-    _, index = jnp.unique(batch.group, return_inverse=True, size=Q.shape[0])
-
-    def total(x: jax.Array) -> jax.Array:
-        return jax.ops.segment_sum(x, index, num_segments=Q.shape[0])[index]
-
-    largest = jax.ops.segment_max(jnp.where(best, Q, -jnp.inf), index, num_segments=Q.shape[0])[index]
+    largest = bucket_best(batch.group, jnp.where(best, Q, jnp.nan))
     share = jnp.where(best, jnp.exp((jnp.where(best, Q - largest, 0.0)) / temperature), 0.0)
-    share = share / jnp.maximum(total(share), 1e-30)
-    weight = share * total(jnp.any(batch.action_mask, axis=1).astype(jnp.float32))
+    total, rows = bucket_sums(batch.group, share, jnp.any(batch.action_mask, axis=1).astype(jnp.float32))
+    weight = share / jnp.maximum(total, 1e-30) * rows
     return batch.replace(advantages=jnp.where(batch.action_mask, weight[:, None], 0.0))
 
 
@@ -39,9 +33,7 @@ def chosen_by_critic(step: jax.Array, batch: Trajectories, keep: float, temperat
     )
 )  # fmt: skip
 def pa_rl(
-    keep: Annotated[Count, PAPER] = 10,
-    temperature: Annotated[Positive, PAPER] = 1.0,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
+    keep: Paper[Count] = 10, temperature: Paper[Positive] = 1.0, value_coefficient: Ours[NonNegative] = 1.0
 ) -> Algorithm:
     """Policy-Agnostic RL (PA-RL), its form for language.
 

@@ -1,4 +1,4 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from jaxrl_llm.advantages import on_actions
 from jaxrl_llm.advantages.sets import best_of_sets_advantage
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, AverageName, Count, NonNegative
+from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, Paper
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives import clip
@@ -22,19 +22,18 @@ def best_of_sets_credit(
     if estimator == "margin":
         divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
         return margin_over_second(r, group) / divisor
-    how = "unbiased" if estimator == "unbiased" else scale
-    return best_of_sets_advantage(r, group, k, how, epsilon)
+    return best_of_sets_advantage(r, group, k, "unbiased" if estimator == "unbiased" else scale, epsilon)
 
 
 @method(paper="arXiv 2508.10751", test="test_sets.py::test_passk_is_the_loop_over_all_sets")
 def passk_grpo(
-    k: Annotated[Count, PAPER] = 4,
-    estimator: Annotated[Literal["subsets", "unbiased", "margin"], PAPER] = "subsets",
-    scale: Annotated[Literal["std", "none"], PAPER] = "std",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    average: Annotated[AverageName, CODE] = "token",
+    k: Paper[Count] = 4,
+    estimator: Paper[Literal["subsets", "unbiased", "margin"]] = "subsets",
+    scale: Paper[Literal["std", "none"]] = "std",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    epsilon: Code[NonNegative] = 1e-6,
+    average: Code[AverageName] = "token",
 ) -> Algorithm:
     """Pass@k training (Pass@k Training for Balancing Exploration and Exploitation).
 
@@ -53,10 +52,8 @@ def passk_grpo(
     advantage 0. The loss is PPO's clip (clip_low, clip_high) without KL; average as in `grpo` ("token" is verl's, for
     which both released estimators are written).
     """
-    return Algorithm(
-        on_actions(best_of_sets_credit(k, estimator, scale, epsilon)),
-        averaged_gradient(clip(clip_low, clip_high), average),
-    )
+    credit = on_actions(best_of_sets_credit(k, estimator, scale, epsilon))
+    return Algorithm(credit, averaged_gradient(clip(clip_low, clip_high), average))
 
 
 def margin_over_second(values: Array, keys: Array) -> Array:

@@ -1,5 +1,5 @@
 from asyncio import gather
-from typing import Annotated, Any
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +7,8 @@ import numpy as np
 from jaxrl_llm.advantages import generalised_advantages, on_actions
 from jaxrl_llm.advantages.sets import Diversity, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours, Paper
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
 from jaxrl_llm.objectives import kl, token_mean, value_loss
@@ -40,22 +40,19 @@ def vine_credit(batch: Trajectories, set_size: int, diversity: Diversity) -> Tra
     return batch.replace(advantages=advantages, weights=jnp.where(marks < 0, 0.0, batch.loss_weights))
 
 
-@method(
-    paper="arXiv 2509.25424",
-    test="test_sets.py::test_polychromic_vines_are_the_loop_over_sets_of_a_state",
-    needs={"answer_key": "diversity of answers; without it whole completions are compared"},
-)
+@method(paper="arXiv 2509.25424", test="test_sets.py::test_polychromic_vines_are_the_loop_over_sets_of_a_state")
+@run_needs(answer_key="diversity of answers; without it whole completions are compared")
 def polychromic(
-    set_size: Annotated[Count, PAPER] = 4,
-    diversity: Annotated[Diversity, PAPER] = "share",
-    states: Annotated[NonNegativeInt, OURS] = 0,
-    window: Annotated[Count | None, OURS] = None,
-    gamma: Annotated[Fraction, OURS] = 1.0,
-    lam: Annotated[Fraction, OURS] = 0.95,
-    value_coefficient: Annotated[NonNegative, OURS] = 0.5,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.005,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    set_size: Paper[Count] = 4,
+    diversity: Paper[Diversity] = "share",
+    states: Ours[NonNegativeInt] = 0,
+    window: Ours[Count | None] = None,
+    gamma: Ours[Fraction] = 1.0,
+    lam: Ours[Fraction] = 0.95,
+    value_coefficient: Ours[NonNegative] = 0.5,
+    kl_coefficient: Code[NonNegative] = 0.005,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
 ) -> Algorithm:
     """Polychromic Objectives for Reinforcement Learning (Poly-PPO).
 
@@ -107,8 +104,7 @@ async def vines(
     around another rollout, and for conversations that are compacted.
     """
     first = await converse(tools, task, 0, settings)
-    drawn = tools.random("states").permutation(len(first.past))[:states]
-    turns = np.sort(drawn).tolist()
+    turns = np.sort(tools.random("states").permutation(len(first.past))[:states]).tolist()
 
     async def vine(number: int) -> tuple[Path, int | None]:
         place = (number - 1) % len(turns) if turns else None

@@ -1,11 +1,11 @@
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegativeNumber, Number, PositiveNumber, Scale
+from jaxrl_llm.core.annotations import Code, NonNegativeNumber, Number, Paper, PositiveNumber, Scale
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_bounds
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, counted_part, part
@@ -19,18 +19,18 @@ Weighting = Literal["none", "importance", "advantage"]
 
 @method(paper="arXiv 2509.24203", test="test_regression_methods.py::test_rec_by_loop")
 def rec_off_policy_reinforce(
-    clip: Annotated[Clipping, PAPER] = "one-side",
-    weight: Annotated[Weighting, PAPER] = "none",
-    regulariser: Annotated[Literal["none", "forward-kl", "k2"], PAPER] = "none",
-    drop: Annotated[Literal["none", "balance"], PAPER] = "none",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    far_low: Annotated[float, CODE] = 0.6,
-    far_high: Annotated[float, CODE] = 2.0,
-    temperature: Annotated[Positive, CODE] = 1.0,
-    coefficient: Annotated[NonNegative, CODE] = 0.1,
-    scale: Annotated[Scale, PAPER] = "none",
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip: Paper[Clipping] = "one-side",
+    weight: Paper[Weighting] = "none",
+    regulariser: Paper[Literal["none", "forward-kl", "k2"]] = "none",
+    drop: Paper[Literal["none", "balance"]] = "none",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    far_low: Code[float] = 0.6,
+    far_high: Code[float] = 2.0,
+    temperature: Code[Positive] = 1.0,
+    coefficient: Code[NonNegative] = 0.1,
+    scale: Paper[Scale] = "none",
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """REC/REP/RED: off-policy REINFORCE (Group-Relative REINFORCE Is Off-Policy).
 
@@ -64,8 +64,7 @@ def balanced_relative(
     step: Array, batch: Trajectories, scale: Scale = "none", ddof: int = 0, epsilon: float = 1e-6
 ) -> Trajectories:
     """Group-relative advantages among the `balanced` samples; 0 for dropped ones."""
-    kept = balanced(batch.scores, batch.group, row_noise(batch, step))
-    reward = jnp.where(kept, batch.scores, jnp.nan)
+    reward = jnp.where(balanced(batch.scores, batch.group, row_noise(batch, step)), batch.scores, jnp.nan)
     A = group_advantage(reward, batch.group, scale=scale, ddof=ddof, epsilon=epsilon)
     return batch.replace(advantages=A[:, None] * batch.action_mask)
 
@@ -129,5 +128,4 @@ def balanced(reward: Array, group: Array, noise: Array) -> Array:
     good = known & (reward >= bucket_moments(group, reward)[1])
     bad = known & ~good
     number_good, number_bad = bucket_sums(group, good.astype(jnp.float32), bad.astype(jnp.float32))
-    rank = ranks_within(group, noise, noise, bad)
-    return good | (bad & (rank >= number_bad - number_good))
+    return good | (bad & (ranks_within(group, noise, noise, bad) >= number_bad - number_good))

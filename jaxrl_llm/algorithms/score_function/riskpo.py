@@ -1,27 +1,27 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_llm.advantages import bundled_risk
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, AverageName, Fraction, NonNegative
+from jaxrl_llm.core.annotations import AverageName, Code, Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.objectives import clip
 
 
 @method(paper="arXiv 2510.00911", test="test_sets.py::test_riskpo_is_the_loop")
 def riskpo(
-    alpha: Annotated[NonNegative, CODE] = 0.2,
-    beta: Annotated[NonNegative, CODE] = 0.8,
-    tail_weight: Annotated[NonNegative, CODE] = 1.5,
-    bundle_size: Annotated[int, CODE] = 5,
-    quantiles: Annotated[Literal["batch", "mix", "track"], CODE] = "track",
-    quantile_rate: Annotated[Fraction, CODE] = 0.1,
-    credit: Annotated[Literal["score", "std", "sum_mean", "uniform"], CODE] = "std",
-    natural_baseline: Annotated[bool, CODE] = False,
-    risk: Annotated[Literal["mixed", "seeking"], PAPER] = "mixed",
-    ragged: Annotated[Literal["repeat", "smallest"], OURS] = "repeat",
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    average: Annotated[AverageName, CODE] = "token",
+    alpha: Code[NonNegative] = 0.2,
+    beta: Code[NonNegative] = 0.8,
+    tail_weight: Code[NonNegative] = 1.5,
+    bundle_size: Code[int] = 5,
+    quantiles: Code[Literal["batch", "mix", "track"]] = "track",
+    quantile_rate: Code[Fraction] = 0.1,
+    credit: Code[Literal["score", "std", "sum_mean", "uniform"]] = "std",
+    natural_baseline: Code[bool] = False,
+    risk: Paper[Literal["mixed", "seeking"]] = "mixed",
+    ragged: Ours[Literal["repeat", "smallest"]] = "repeat",
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    average: Code[AverageName] = "token",
 ) -> Algorithm:
     """Risk-based Policy Optimization (RiskPO).
 
@@ -43,7 +43,6 @@ def riskpo(
     Defaults are those of the authors' script for DAPO-math, except credit, which is from the one for MATH (where beta
     is 0.9, with natural_baseline); both use verl's token mean.
     """
-    transform = bundled_risk(
-        risk, alpha, beta, tail_weight, bundle_size, quantiles, quantile_rate, credit, natural_baseline, ragged
-    )
+    tails = alpha, beta, tail_weight
+    transform = bundled_risk(risk, *tails, bundle_size, quantiles, quantile_rate, credit, natural_baseline, ragged)
     return Algorithm(transform, averaged_gradient(clip(clip_low, clip_high), average))

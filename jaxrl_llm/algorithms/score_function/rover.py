@@ -1,11 +1,9 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, PAPER, NonNegative, Number, Positive, Scale, Source
+from jaxrl_llm.core.annotations import Code, NonNegative, Number, Paper, Positive, Scale, Source
 from jaxrl_llm.core.log_ratios import log_ratio, needed
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
@@ -14,10 +12,10 @@ from jaxrl_llm.objectives.ratios import log_ratio_to
 
 @method(paper="arXiv 2509.24981", test="test_regression_methods.py::test_rover_by_loop_with_other_tokens_between")
 def rover(
-    ratio_scale: Annotated[Positive, PAPER] = 1.0,
-    next_scale: Annotated[NonNegative, PAPER] = 1.0,
-    scale: Annotated[Scale, PAPER] = "none",
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    ratio_scale: Paper[Positive] = 1.0,
+    next_scale: Paper[NonNegative] = 1.0,
+    scale: Paper[Scale] = "none",
+    epsilon: Code[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Random Policy Valuation (ROVER).
 

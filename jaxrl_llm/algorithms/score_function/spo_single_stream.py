@@ -1,10 +1,10 @@
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.advantages import tracked_baseline
 from jaxrl_llm.algorithms.method import Algorithm, exactly, method, run_settings
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, OfRun, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.curriculum.compose import choose_prompts
@@ -139,17 +139,17 @@ def with_start_value(rollout: Rollout, column: str) -> Rollout:
 @method(paper="arXiv 2509.13232", test="test_critic_free.py::test_spo_is_the_loop_over_updates")
 @run_settings(exactly("group_size", 1, "one response to each prompt, whose baseline is the prompt's own history"))
 def spo_single_stream(
-    half_life: Annotated[float, PAPER] = 0.06,
-    least_kept: Annotated[Fraction, PAPER] = 0.875,
-    most_kept: Annotated[Fraction, PAPER] = 0.96,
-    prompts: Annotated[Count | None, RUN] = None,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    epsilon: Annotated[NonNegative, PAPER] = 1e-8,
-    least_weight: Annotated[float, CODE] = 0.05,
-    stored: Annotated[NonNegativeInt, OURS] = 16384,
-    profile: Annotated[str, OURS] = "",
-    profile_samples: Annotated[int, PAPER] = 8,
+    half_life: Paper[float] = 0.06,
+    least_kept: Paper[Fraction] = 0.875,
+    most_kept: Paper[Fraction] = 0.96,
+    prompts: OfRun[Count | None] = None,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.28,
+    epsilon: Paper[NonNegative] = 1e-8,
+    least_weight: Code[float] = 0.05,
+    stored: Ours[NonNegativeInt] = 16384,
+    profile: Ours[str] = "",
+    profile_samples: Paper[int] = 8,
 ) -> Algorithm:
     """Single-stream Policy Optimization (SPO).
 

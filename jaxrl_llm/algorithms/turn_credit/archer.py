@@ -12,7 +12,7 @@ a critic can judge; the environment does not hear it, so it has no reward and no
 import math
 from asyncio import gather
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,8 @@ from jaxrl_llm.advantages.turns import (
     turn_mask,
     turn_numbers,
 )
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part, stateless_part
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.source import Step
@@ -63,23 +63,18 @@ def following(values: Array, mask: Array) -> Array:
     return jnp.moveaxis(jax.lax.scan(back, jnp.zeros_like(values[:, 0]), turns, reverse=True)[1], 0, 1)
 
 
-@method(
-    paper="arXiv 2402.19446",
-    test="test_turn_models.py::test_archer_worked_example",
-    needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
-    beside={
-        "token_baseline": ("a baseline by token, an option of the code", "a head of the critic for tokens"),
-        "last_token": ("Q of a reply sees all but its last token", "values after the last token"),
-    },
-)
+@method(paper="arXiv 2402.19446", test="test_turn_models.py::test_archer_worked_example")
+@run_needs(turn_rewards="rewards of turns", turns="episodes of several turns")
+@beside("token_baseline", "a baseline by token, an option of the code", "a head of the critic for tokens")
+@beside("last_token", "Q of a reply sees all but its last token", "values after the last token")
 def archer(
-    gamma: Annotated[float, CODE] = 0.95,
-    rate: Annotated[Fraction, CODE] = 0.1,
-    critic_updates: Annotated[int, CODE] = 20,
-    value_coefficient: Annotated[NonNegative, CODE] = 2.0,
-    replay_share: Annotated[Fraction, OURS] = 1.0,
-    replay_groups: Annotated[NonNegativeInt, OURS] = 1024,
-    states: Annotated[int, OURS] = 8,
+    gamma: Code[float] = 0.95,
+    rate: Code[Fraction] = 0.1,
+    critic_updates: Code[int] = 20,
+    value_coefficient: Code[NonNegative] = 2.0,
+    replay_share: Ours[Fraction] = 1.0,
+    replay_groups: Ours[NonNegativeInt] = 1024,
+    states: Ours[int] = 8,
 ) -> Algorithm:
     """Actor-Critic Framework with a Hierarchical Structure (ArCHer).
 
@@ -127,8 +122,7 @@ def advantages_of_replies(batch: Trajectories, gamma: Fraction = 0.95) -> Trajec
     Writes info["head_returns"] f32[N, L, 4], NaN where a head is not trained, and the controls "head_turns" f32[4], how
     many turns train each, and "turns", turns that train the policy per row of the batch.
     """
-    anew = (batch.info or {}).get(RESAMPLED)
-    anew = jnp.zeros(batch.group.shape, bool) if anew is None else jnp.nan_to_num(anew) > 0
+    anew = batch.entry(RESAMPLED, 0) > 0
     mask = turn_mask(batch) & ~anew[:, None]
     own = (mask | (acted_turns(batch) & anew[:, None])) & ~replayed_rows(batch)[:, None]
     first, last = ends_of_turns(batch)

@@ -1,27 +1,22 @@
-from typing import Annotated, Literal
-
 from jaxrl_llm.advantages.turns import compared, of_episode, same_state, turn_advantages, turn_returns, where_given
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, RECALLED, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, Counted, Divisor, NonNegative, Ours, Paper, Recalled
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.program import similar_states
 
 
-@method(
-    paper="arXiv 2505.10978",
-    test="test_turn_credit.py::test_gigpo_worked_example",
-    needs={"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2505.10978", test="test_turn_credit.py::test_gigpo_worked_example")
+@run_needs(state_key="turns that begin in the same state", turns="episodes of several turns")
 def gigpo(
-    step_weight: Annotated[float, PAPER] = 1.0,
-    gamma: Annotated[float, RECALLED] = 0.95,
-    scale: Annotated[Literal["none", "std"], CODE] = "none",
-    over: Annotated[Literal["rows", "turns"], OURS] = "rows",
-    similarity: Annotated[float | None, CODE] = None,
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, RECALLED] = 0.01,
+    step_weight: Paper[float] = 1.0,
+    gamma: Recalled[float] = 0.95,
+    scale: Code[Divisor] = "none",
+    over: Ours[Counted] = "rows",
+    similarity: Code[float | None] = None,
+    epsilon: Code[NonNegative] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Recalled[NonNegative] = 0.01,
 ) -> Algorithm:
     """Group-in-Group Policy Optimization (GiGPO).
 

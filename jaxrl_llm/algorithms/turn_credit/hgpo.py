@@ -1,30 +1,25 @@
-from typing import Annotated, Literal
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import of_episode, same_state, turn_advantages, turn_returns, where_given
 from jaxrl_llm.advantages.turns import OfTurns, above_buckets, turn_mask
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, Divisor, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2602.22817",
-    test="test_turn_credit.py::test_hgpo_worked_example",
-    needs={"state_key": "turns that begin in the same states", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2602.22817", test="test_turn_credit.py::test_hgpo_worked_example")
+@run_needs(state_key="turns that begin in the same states", turns="episodes of several turns")
 def hgpo(
-    depth: Annotated[int, CODE] = 2,
-    alpha: Annotated[NonNegative, CODE] = 1.0,
-    with_episode: Annotated[bool, CODE] = False,
-    gamma: Annotated[float, OURS] = 0.95,
-    scale: Annotated[Literal["none", "std"], CODE] = "none",
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.01,
+    depth: Code[int] = 2,
+    alpha: Code[NonNegative] = 1.0,
+    with_episode: Code[bool] = False,
+    gamma: Ours[float] = 0.95,
+    scale: Code[Divisor] = "none",
+    epsilon: Code[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.01,
 ) -> Algorithm:
     """Hierarchy-of-Groups Policy Optimization (HGPO).
 
@@ -52,7 +47,7 @@ def nested_states(
     values: OfTurns,
     depth: NonNegativeInt = 2,
     alpha: float = 1.0,
-    scale: Literal["none", "std"] = "none",
+    scale: Divisor = "none",
     epsilon: float = 1e-6,
     outermost: OfTurns | None = None,
 ) -> Array:

@@ -1,4 +1,4 @@
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.returns import explained_variance, needed_values
 from jaxrl_llm.advantages.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.needs.placeholders import all_action
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -16,29 +16,26 @@ from jaxrl_llm.objectives.values import head_value_loss
 KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], see `rollouts.agents.plans`
 
 
-@method(
-    paper="arXiv 2602.16165",
-    test="test_turn_planned.py::test_hiper_worked_example_and_loop",
-    needs={
-        "plan": "subgoals of the policy's own, between tags",
-        "turn_rewards": "rewards of turns",
-        "turns": "episodes of several turns",
-    },
+@method(paper="arXiv 2602.16165", test="test_turn_planned.py::test_hiper_worked_example_and_loop")
+@run_needs(
+    plan="subgoals of the policy's own, between tags",
+    turn_rewards="rewards of turns",
+    turns="episodes of several turns",
 )
 def hiper(
-    gamma: Annotated[float, CODE] = 1.0,
-    lam_turn: Annotated[float, CODE] = 1.0,
-    lam_segment: Annotated[float, CODE] = 0.95,
-    whiten: Annotated[bool, CODE] = True,
-    bootstrap_truncated: Annotated[bool, CODE] = True,
-    keep_penalty: Annotated[float, CODE] = -0.3,
-    keep_penalties: Annotated[Literal["fixed", "shared"], CODE] = "fixed",
-    inconsistency_penalty: Annotated[float, CODE] = -0.3,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[Positive | None, OURS] = 0.2,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.01,
+    gamma: Code[float] = 1.0,
+    lam_turn: Code[float] = 1.0,
+    lam_segment: Code[float] = 0.95,
+    whiten: Code[bool] = True,
+    bootstrap_truncated: Code[bool] = True,
+    keep_penalty: Code[float] = -0.3,
+    keep_penalties: Code[Literal["fixed", "shared"]] = "fixed",
+    inconsistency_penalty: Code[float] = -0.3,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    value_clip: Ours[Positive | None] = 0.2,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    kl_coefficient: Code[NonNegative] = 0.01,
 ) -> Algorithm:
     """Hierarchical plan-execute RL (HiPER).
 

@@ -1,12 +1,11 @@
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import above_buckets, returns_of_turns, turn_advantages, turn_mask
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
 from jaxrl_llm.objectives import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -15,19 +14,16 @@ from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around
 
 
-@method(
-    paper="arXiv 2510.14967",
-    test="test_turn_information.py::test_igpo_worked_example",
-    needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2510.14967", test="test_turn_information.py::test_igpo_worked_example")
+@run_needs(state_key="how many turns there are", turns="episodes of several turns")
 def igpo_information_gain(
-    column: Annotated[str, OURS] = "answer",
-    opening: Annotated[str, OURS] = "<answer>",
-    gamma: Annotated[float, CODE] = 1.0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.001,
+    column: Ours[str] = "answer",
+    opening: Ours[str] = "<answer>",
+    gamma: Code[float] = 1.0,
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.001,
 ) -> Algorithm:
     """Information Gain-based Policy Optimization (IGPO).
 

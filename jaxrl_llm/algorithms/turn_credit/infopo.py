@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +7,8 @@ from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.multipliers import revised, standard_scores, token_moments
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.turns import needs_turns, on_tokens, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import Code, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.data.chat.turns import ChatTurns
@@ -19,19 +18,16 @@ from jaxrl_llm.rollouts.runtime.answer_likelihood import around, blanked
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(
-    paper="arXiv 2603.00656",
-    test="test_turn_information.py::test_infopo_worked_example",
-    needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
-    beside={"decay": ("the decay of beta with the epochs, off by default", "a schedule of beta")},
-)
+@method(paper="arXiv 2603.00656", test="test_turn_information.py::test_infopo_worked_example")
+@run_needs(state_key="how many turns there are", turns="episodes of several turns")
+@beside("decay", "the decay of beta with the epochs, off by default", "a schedule of beta")
 def infopo(
-    beta: Annotated[NonNegative, CODE] = 0.1,
-    gate_temperature: Annotated[Positive, CODE] = 0.05,
-    placeholder: Annotated[str, CODE] = "No information found.",
-    epsilon: Annotated[Positive, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    beta: Code[NonNegative] = 0.1,
+    gate_temperature: Code[Positive] = 0.05,
+    placeholder: Code[str] = "No information found.",
+    epsilon: Code[Positive] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
 ) -> Algorithm:
     """Information-Driven Policy Optimization (InfoPO).
 
@@ -74,8 +70,7 @@ def with_feedback(batch: Trajectories, beta: float, temperature: float, epsilon:
     one = jnp.zeros_like(batch.group)
     deviations = [token_moments(x, actions, one, 1)[2].max() for x in (outcome, own)]
     scale = jnp.where(deviations[1] > 0, jnp.maximum(deviations[0], 1.0) / jnp.maximum(deviations[1], 1e-12), 1.0)
-    gate = jax.nn.sigmoid(-spread / temperature)[:, None]
-    return outcome + beta * gate * jnp.minimum(scale, 1.0) * own
+    return outcome + beta * jax.nn.sigmoid(-spread / temperature)[:, None] * jnp.minimum(scale, 1.0) * own
 
 
 @part

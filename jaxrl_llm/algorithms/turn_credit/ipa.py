@@ -6,8 +6,8 @@ import numpy as np
 
 from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns import episode_backwards, episode_returns, needs_turns, on_tokens, rewards_of_turns
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import Fraction, NonNegative, NonNegativeInt, Ours, Paper, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part, step_part
 from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
@@ -50,9 +50,7 @@ def chunk_returns(
     near = over_span(mismatch(batch), batch, "turn", mean=True) <= jnp.log(mismatch_limit)
     own = chunk_weight * jnp.where(near, G, 0.0)
     left = imitated(batch)
-    score = (batch.info or {}).get("imitated_score")
-    model = jnp.zeros(batch.group.shape) if score is None else jnp.nan_to_num(score)
-    taken = imitation_weight * gamma ** jnp.maximum(left - 1, 0) * model[:, None]
+    taken = imitation_weight * gamma ** jnp.maximum(left - 1, 0) * batch.entry("imitated_score", 0)[:, None]
     known = batch.action_mask & ~jnp.isnan(batch.scores)[:, None] & (left >= 0)
     return batch.replace(
         advantages=jnp.where(known, jnp.where(left > 0, taken, own), 0.0),
@@ -68,30 +66,25 @@ def truncated_in_failures(ratio: Array, batch: Trajectories) -> Array:
     return jnp.where(won | (imitated(batch) > 0), 1.0, jnp.minimum(ratio, 1.0))
 
 
-@method(
-    paper="arXiv 2512.24873",
-    test="test_turn_chunks.py::test_ipa_worked_example_and_loop",
-    needs={
-        "episode": "rows of one episode",
-        "first_turn": "the order of these rows",
-        "imitated": "restarts in the middle of a success",
-        "imitated_score": "the score of that success",
-        "turns": "episodes of several turns",
-    },
-    beside={
-        "resampling": ("episodes that the environment broke, sampled again from the same state", "retries of turns")
-    },
+@method(paper="arXiv 2512.24873", test="test_turn_chunks.py::test_ipa_worked_example_and_loop")
+@run_needs(
+    episode="rows of one episode",
+    first_turn="the order of these rows",
+    imitated="restarts in the middle of a success",
+    imitated_score="the score of that success",
+    turns="episodes of several turns",
 )
+@beside("resampling", "episodes that the environment broke, sampled again from the same state", "retries of turns")
 def ipa(
-    gamma: Annotated[float, OURS] = 0.95,
-    failure: Annotated[float | None, OURS] = -1.0,
-    mismatch_limit: Annotated[float, OURS] = 2.0,
-    imitation_weight: Annotated[float, OURS] = 1.0,
-    chunk_weight: Annotated[float, OURS] = 1.0,
-    stored: Annotated[NonNegativeInt, OURS] = 1000,
-    teacher: Annotated[str | None, OURS] = None,
-    rollback: Annotated[Literal["parallel", "sequential"], PAPER] = "parallel",
-    enough: Annotated[Fraction, OURS] = 0.5,
+    gamma: Ours[float] = 0.95,
+    failure: Ours[float | None] = -1.0,
+    mismatch_limit: Ours[float] = 2.0,
+    imitation_weight: Ours[float] = 1.0,
+    chunk_weight: Ours[float] = 1.0,
+    stored: Ours[NonNegativeInt] = 1000,
+    teacher: Ours[str | None] = None,
+    rollback: Paper[Literal["parallel", "sequential"]] = "parallel",
+    enough: Ours[Fraction] = 0.5,
 ) -> Algorithm:
     """Interaction-perceptive agentic policy optimization (IPA of ROME).
 

@@ -3,15 +3,15 @@
 The model is a copy of the policy that learns beside it from preferences between episodes.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import compared, of_episode, turn_advantages
 from jaxrl_llm.advantages.turns import OfTurns, episode_returns, group_keys, turn_count, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method, presets
-from jaxrl_llm.core.annotations import OURS, PAPER, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_needs
+from jaxrl_llm.core.annotations import Divisor, NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, batch_part, part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -21,26 +21,23 @@ from jaxrl_llm.objectives.values import COPY, needed_output
 FORMS: dict[str, dict[str, Any]] = {"rloo": {"baseline": "leave_one_out"}, "grpo": {"scale": "std"}, "centred": {}}
 
 
-@method(
-    paper="arXiv 2509.19199",
-    test="test_turn_models.py::test_istar_worked_example",
-    needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2509.19199", test="test_turn_models.py::test_istar_worked_example")
+@run_needs(state_key="how many turns there are", turns="episodes of several turns")
 @presets(
     paper={"over": "sum", "steps": "all", "success": None}, code={"over": "mean", "steps": "first", "success": 0.0}
 )
 def istar(
-    beta: Annotated[NonNegative, PAPER] = 0.05,
-    step_weight: Annotated[float, PAPER] = 1.0,
-    form: Annotated[Literal["rloo", "grpo", "centred"], PAPER] = "rloo",
-    over: Annotated[Literal["sum", "mean"], PAPER] = "sum",
-    steps: Annotated[Literal["all", "first"], PAPER] = "all",
-    success: Annotated[float | None, OURS] = None,
-    reward_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, PAPER] = 0.0,
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    beta: Paper[NonNegative] = 0.05,
+    step_weight: Paper[float] = 1.0,
+    form: Paper[Literal["rloo", "grpo", "centred"]] = "rloo",
+    over: Paper[Literal["sum", "mean"]] = "sum",
+    steps: Paper[Literal["all", "first"]] = "all",
+    success: Ours[float | None] = None,
+    reward_coefficient: Ours[NonNegative] = 1.0,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Paper[NonNegative] = 0.0,
+    epsilon: Ours[NonNegative] = 1e-6,
 ) -> Algorithm:
     """Implicit step rewards (iStar, first posted as OPRL).
 
@@ -96,7 +93,7 @@ def implicit_rewards(batch: Trajectories, beta: NonNegative = 0.05) -> Array:
 def above_first_turns(
     batch: Trajectories,
     values: OfTurns,
-    scale: Literal["none", "std"] = "none",
+    scale: Divisor = "none",
     baseline: Literal["mean", "leave_one_out"] = "mean",
     epsilon: float = 1e-6,
 ) -> Array:

@@ -1,31 +1,28 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import needs_turns, rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 
-@method(
-    paper="arXiv 2510.01132",
-    test="test_turn_values.py::test_multi_turn_recipe_worked_example",
-    needs={"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2510.01132", test="test_turn_values.py::test_multi_turn_recipe_worked_example")
+@run_needs(turn_rewards="rewards at the ends of turns", turns="episodes of several turns")
 def multi_turn_recipe(
-    rewards: Annotated[Literal["dense", "sparse"], OURS] = "dense",
-    success: Annotated[float, OURS] = 0.0,
-    most: Annotated[int | None, OURS] = None,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[Positive | None, OURS] = 0.2,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    gamma: Annotated[float, CODE] = 1.0,
-    lam: Annotated[float, OURS] = 1.0,
-    whiten: Annotated[bool, OURS] = True,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.01,
+    rewards: Ours[Literal["dense", "sparse"]] = "dense",
+    success: Ours[float] = 0.0,
+    most: Ours[int | None] = None,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    value_clip: Ours[Positive | None] = 0.2,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    gamma: Code[float] = 1.0,
+    lam: Ours[float] = 1.0,
+    whiten: Ours[bool] = True,
+    kl_coefficient: Code[NonNegative] = 0.01,
 ) -> Algorithm:
     """PPO on whole episodes (A Practitioner's Guide to Multi-turn Agentic RL).
 

@@ -1,42 +1,39 @@
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import explained_variance, needed_values, whiten_advantages
 from jaxrl_llm.advantages.turns import TURNS, ends_of_turns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import entropy, head_value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2504.05150",
-    test="test_pdppo.py::test_targets_and_advantages_are_the_loop",
-    needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
-    beside={
-        "post_decision": (
-            "the state after the last token of a reply, before the observation; W is read one token before",
-            "values after the last token",
-        ),
-        "largest": (
-            "the larger of two advantages, one by each critic, whose expectation is above that of both",
-            "the paper's equations of the two",
-        ),
-    },
+@method(paper="arXiv 2504.05150", test="test_pdppo.py::test_targets_and_advantages_are_the_loop")
+@run_needs(turn_rewards="rewards of turns", turns="episodes of several turns")
+@beside(
+    "post_decision",
+    "the state after the last token of a reply, before the observation; W is read one token before",
+    "values after the last token",
+)
+@beside(
+    "largest",
+    "the larger of two advantages, one by each critic, whose expectation is above that of both",
+    "the paper's equations of the two",
 )
 def pdppo(
-    gamma: Annotated[Fraction, OURS] = 1.0,
-    lam: Annotated[Fraction, OURS] = 0.95,
-    last_token: Annotated[Literal["own", "shared"], OURS] = "own",
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[Positive | None, OURS] = 0.2,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    entropy_coefficient: Annotated[NonNegative, OURS] = 0.0,
-    whiten: Annotated[bool, OURS] = False,
+    gamma: Ours[Fraction] = 1.0,
+    lam: Ours[Fraction] = 0.95,
+    last_token: Ours[Literal["own", "shared"]] = "own",
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    value_clip: Ours[Positive | None] = 0.2,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    entropy_coefficient: Ours[NonNegative] = 0.0,
+    whiten: Ours[bool] = False,
 ) -> Algorithm:
     """Post-Decision Proximal Policy Optimization (PDPPO).
 
@@ -66,9 +63,8 @@ def pdppo(
     """
     objective = clipped_policy(clip_low, clip_high) + value_coefficient * head_value_loss(HEADS, value_clip)
     credit = post_decision_advantages(gamma, lam, last_token)
-    return Algorithm(
-        chain(credit, whiten_advantages()) if whiten else credit, objective - entropy_coefficient * entropy()
-    )
+    objective -= entropy_coefficient * entropy()
+    return Algorithm(chain(credit, whiten_advantages()) if whiten else credit, objective)
 
 
 HEADS = 2  # V, W

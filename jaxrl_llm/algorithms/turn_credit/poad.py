@@ -1,32 +1,27 @@
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import generalised_advantages, needs_turns, whiten_advantages
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import entropy, huber, value_loss
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 
 
-@method(
-    paper="arXiv 2405.15821",
-    test="test_turn_values.py::test_poad_worked_example_and_loop",
-    needs={"turns": "episodes of several turns"},
-    beside={"stop": ("the stop of minibatches once the divergence exceeds 0.02", "gradient steps that can end early")},
-)
+@method(paper="arXiv 2405.15821", test="test_turn_values.py::test_poad_worked_example_and_loop")
+@run_needs(turns="episodes of several turns")
+@beside("stop", "the stop of minibatches once the divergence exceeds 0.02", "gradient steps that can end early")
 def poad(
-    gamma: Annotated[float, CODE] = 0.95,
-    lam: Annotated[float, CODE] = 0.95,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[Positive | None, CODE] = 0.2,
-    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
-    huber_width: Annotated[float, CODE] = 10.0,
-    entropy_coefficient: Annotated[NonNegative, CODE] = 0.01,
-    whiten: Annotated[bool, CODE] = True,
+    gamma: Code[float] = 0.95,
+    lam: Code[float] = 0.95,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    value_clip: Code[Positive | None] = 0.2,
+    value_coefficient: Ours[NonNegative] = 1.0,
+    huber_width: Code[float] = 10.0,
+    entropy_coefficient: Code[NonNegative] = 0.01,
+    whiten: Code[bool] = True,
 ) -> Algorithm:
     """Policy Optimization with Action Decomposition (POAD).
 
@@ -45,9 +40,8 @@ def poad(
     credit = chain(needs_turns(), generalised_advantages(between_turns(gamma), lam))
     objective = clipped_policy(clip_low, clip_high)
     objective += value_coefficient * value_loss(value_clip, error=huber(huber_width))
-    return Algorithm(
-        chain(credit, whiten_advantages()) if whiten else credit, objective - entropy_coefficient * entropy()
-    )
+    objective -= entropy_coefficient * entropy()
+    return Algorithm(chain(credit, whiten_advantages()) if whiten else credit, objective)
 
 
 @batch_part

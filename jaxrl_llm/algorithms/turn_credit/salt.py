@@ -1,30 +1,25 @@
-from typing import Annotated, Literal
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import of_episode, same_state, turn_advantages, where_given
 from jaxrl_llm.advantages.turns import OfTurns, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Divisor, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.selection.rows import mix
 
 
-@method(
-    paper="arXiv 2510.20022",
-    test="test_turn_credit.py::test_salt_worked_example",
-    needs={"state_key": "turns with the same transition", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2510.20022", test="test_turn_credit.py::test_salt_worked_example")
+@run_needs(state_key="turns with the same transition", turns="episodes of several turns")
 def salt(
-    history: Annotated[int, OURS] = 0,
-    scale: Annotated[Literal["none", "std"], OURS] = "std",
-    epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    clip_low: Annotated[NonNegative, OURS] = 0.2,
-    clip_high: Annotated[NonNegative, OURS] = 0.2,
-    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    history: Ours[int] = 0,
+    scale: Ours[Divisor] = "std",
+    epsilon: Ours[NonNegative] = 1e-6,
+    clip_low: Ours[NonNegative] = 0.2,
+    clip_high: Ours[NonNegative] = 0.2,
+    kl_coefficient: Ours[NonNegative] = 0.0,
 ) -> Algorithm:
     """Step-level Advantage assignment via Trajectory graph (SALT).
 

@@ -1,27 +1,22 @@
-from typing import Annotated
-
 from jaxrl_llm.advantages import clip_advantages, group_relative, whiten_advantages
-from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.algorithm import TurnPhases
-from jaxrl_llm.core.annotations import CODE, NonNegative, ZeroOrOne
+from jaxrl_llm.core.annotations import Code, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, scale_by_info, sequence_mean, span_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 
 
-@method(
-    paper="arXiv 2602.06554",
-    test="test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
-    needs={"turns": "episodes of several turns"},
-    beside={"orders": ("turns forward and in random order, ablations", "other phases")},
-)
+@method(paper="arXiv 2602.06554", test="test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns")
+@run_needs(turns="episodes of several turns")
+@beside("orders", "turns forward and in random order, ablations", "other phases")
 def seeupo(
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.002,
-    limit: Annotated[float, CODE] = 3.0,
-    ddof: Annotated[ZeroOrOne, CODE] = 1,
-    factor_clip: Annotated[float, CODE] = 0.2,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.002,
+    limit: Code[float] = 3.0,
+    ddof: Code[ZeroOrOne] = 1,
+    factor_clip: Code[float] = 0.2,
 ) -> Algorithm:
     """Sequence-Level Sequential Update Policy Optimisation (SeeUPO).
 

@@ -1,30 +1,25 @@
-from typing import Annotated, Literal
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import compared, of_episode, turn_advantages, turn_mask, turn_rewards, where_given
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import CODE, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Code, Counted, Divisor, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.selection.rows import row_noise
 
 
-@method(
-    paper="arXiv 2512.02631",
-    test="test_turn_credit.py::test_srgpo_worked_example",
-    needs={"turn_rewards": "the progress of each turn", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2512.02631", test="test_turn_credit.py::test_srgpo_worked_example")
+@run_needs(turn_rewards="the progress of each turn", turns="episodes of several turns")
 def srgpo(
-    size: Annotated[int, CODE] = 16,
-    step_weight: Annotated[float, CODE] = 0.5,
-    scale: Annotated[Literal["none", "std"], CODE] = "std",
-    over: Annotated[Literal["rows", "turns"], CODE] = "turns",
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
-    clip_low: Annotated[NonNegative, CODE] = 0.2,
-    clip_high: Annotated[NonNegative, CODE] = 0.2,
-    kl_coefficient: Annotated[NonNegative, CODE] = 0.01,
+    size: Code[int] = 16,
+    step_weight: Code[float] = 0.5,
+    scale: Code[Divisor] = "std",
+    over: Code[Counted] = "turns",
+    epsilon: Code[NonNegative] = 1e-6,
+    clip_low: Code[NonNegative] = 0.2,
+    clip_high: Code[NonNegative] = 0.2,
+    kl_coefficient: Code[NonNegative] = 0.01,
 ) -> Algorithm:
     """Step Reward Group Policy Optimization (SRGPO of SeeNav-Agent).
 

@@ -1,15 +1,15 @@
 import math
 from asyncio import gather
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import compared, drop_rows, turn_advantages, turn_returns
 from jaxrl_llm.advantages.turns import group_keys, on_tokens, rewards_of_turns, turn_count
-from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
+from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, counted_part, part
 from jaxrl_llm.objectives.off_policy import importance_correction, mismatch
@@ -27,20 +27,17 @@ def has_unlikely_token(least: float) -> Callable[[Trajectories], Array]:
     return lambda batch: jnp.min(mismatch(batch), axis=1) < jnp.log(least)
 
 
-@method(
-    paper="arXiv 2602.05885",
-    test="test_turn_credit.py::test_trloo_worked_example",
-    needs={"turn_rewards": "rewards of each turn", "turns": "episodes of several turns"},
-)
+@method(paper="arXiv 2602.05885", test="test_turn_credit.py::test_trloo_worked_example")
+@run_needs(turn_rewards="rewards of each turn", turns="episodes of several turns")
 def trloo(
-    gamma: Annotated[float, PAPER] = 1.0,
-    tolerance: Annotated[float | None, OURS] = None,
-    unlikely: Annotated[float, PAPER] = 1e-4,
-    profile: Annotated[str | None, OURS] = None,
-    least_profile: Annotated[Fraction, PAPER] = 0.3,
-    softness: Annotated[NonNegative, PAPER] = 0.1,
-    clip_low: Annotated[NonNegative, PAPER] = 0.2,
-    clip_high: Annotated[NonNegative, PAPER] = 0.28,
+    gamma: Paper[float] = 1.0,
+    tolerance: Ours[float | None] = None,
+    unlikely: Paper[float] = 1e-4,
+    profile: Ours[str | None] = None,
+    least_profile: Paper[Fraction] = 0.3,
+    softness: Paper[NonNegative] = 0.1,
+    clip_low: Paper[NonNegative] = 0.2,
+    clip_high: Paper[NonNegative] = 0.28,
 ) -> Algorithm:
     """Turn-level REINFORCE leave-one-out (TRLOO of Dr. Kernel).
 

@@ -1,6 +1,6 @@
 """Hyper-parameters of methods: their types, valid ranges and the origins of their defaults, as annotations.
 
-clip_high: Annotated[NonNegative, PAPER] = 0.28 max_length: Annotated[Count | None, RUN] = None
+clip_high: Paper[NonNegative] = 0.28 max_length: OfRun[Count | None] = None
 """
 
 import functools
@@ -16,6 +16,7 @@ from jaxrl_llm.utils.errors import InputError, require_choice, shown
 from jaxrl_llm.utils.keywords import unknown_keyword
 
 Build = TypeVar("Build", bound=Callable[..., Any])
+Kind = TypeVar("Kind")
 
 
 class Origin(StrEnum):
@@ -28,8 +29,11 @@ class Origin(StrEnum):
     RUN = "the run's"  # default None, filled in by the run
 
 
-PAPER, CODE, RECALLED, OURS, RUN = Origin
-
+Paper = Annotated[Kind, Origin.PAPER]
+Code = Annotated[Kind, Origin.CODE]
+Recalled = Annotated[Kind, Origin.RECALLED]
+Ours = Annotated[Kind, Origin.OURS]
+OfRun = Annotated[Kind, Origin.RUN]
 
 TYPE_NAMES = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}
 

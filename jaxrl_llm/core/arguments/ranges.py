@@ -33,10 +33,13 @@ AboveOne = Annotated[float, Range(above=1)]
 Fraction = Annotated[float, Range(least=0, most=1)]
 OpenFraction = Annotated[float, Range(above=0, below=1)]
 Share = Annotated[float, Range(above=0, most=1)]
+BelowOne = Annotated[float, Range(least=0, below=1)]
+BelowHalf = Annotated[float, Range(least=0, below=0.5)]
 Seconds = Positive
 NonNegativeInt = Annotated[int, Range(least=0)]
 ZeroOrOne = Annotated[int, Range(least=0, most=1)]
 Count = Annotated[int, Range(least=1)]
+AtLeastTwo = Annotated[int, Range(least=2)]
 
 
 def check_number(

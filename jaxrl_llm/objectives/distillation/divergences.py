@@ -74,8 +74,7 @@ def first_of_each(tokens: jax.Array) -> jax.Array:
     [True, True, False]
     """
     same = tokens[..., :, None] == tokens[..., None, :]
-    before = jnp.tril(jnp.ones(same.shape[-2:], bool), -1)
-    return ~jnp.any(same & before, axis=-1)
+    return ~jnp.any(same & jnp.tril(jnp.ones(same.shape[-2:], bool), -1), axis=-1)
 
 
 def top_k_divergence(

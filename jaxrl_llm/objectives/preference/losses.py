@@ -155,8 +155,7 @@ def discopop(pairs: Pairs, beta: Number = 0.05, tau: Number = 0.05, divergence: 
     check_number("tau", tau, above=0)
     z = _logits(pairs, beta, divergence)
     # exp(log g - z) as one exponential, since g may be 0 where exp(-z) is infinite.
-    largest = jnp.log(jnp.finfo(z.dtype).max) - 3
-    damped = jnp.exp(jnp.minimum(jax.nn.log_sigmoid(z / tau) - z, largest))
+    damped = jnp.exp(jnp.minimum(jax.nn.log_sigmoid(z / tau) - z, jnp.log(jnp.finfo(z.dtype).max) - 3))
     return jax.nn.sigmoid(-z / tau) * jax.nn.softplus(-z) + damped
 
 
@@ -245,8 +244,7 @@ def _of_quantiles(pairs: Pairs, x: jax.Array, y: jax.Array, beta: Number, label_
     """DPO on the k-th smallest x less the k-th smallest y of the valid pairs, at the place of the k-th of these."""
     valid = jnp.broadcast_to(jnp.asarray(pairs.valid), x.shape)
     gap = jnp.sort(jnp.where(valid, x, jnp.inf)) - jnp.sort(jnp.where(valid, y, jnp.inf))
-    at = jnp.clip(jnp.cumsum(valid) - 1, 0)
-    z = _positive(beta) * jnp.where(valid, gap[at], 0.0) - pairs.margin
+    z = _positive(beta) * jnp.where(valid, gap[jnp.clip(jnp.cumsum(valid) - 1, 0)], 0.0) - pairs.margin
     return _smoothed(z, label_smoothing)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, Source
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.buckets import bucket_best, bucket_sums
 from jaxrl_llm.core.log_ratios import needed
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, weighted
 from jaxrl_llm.objectives.ratios import log_ratio_to
@@ -110,9 +110,7 @@ def preference(
 
 def bucket_log_sum_exp(keys: Array, values: Array, mask: Array) -> Array:
     """Log-sum-exp of the masked values that share a sample's key, f32[N]; 0 if there are none."""
-    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
-    top = jax.ops.segment_max(jnp.where(mask, values, -jnp.inf), index, num_segments=keys.shape[0])[index]
-    top = jax.lax.stop_gradient(jnp.where(top > -jnp.inf, top, 0.0))
+    top = bucket_best(keys, jax.lax.stop_gradient(jnp.where(mask, values, jnp.nan)))
     (total,) = bucket_sums(keys, jnp.where(mask, jnp.exp(jnp.where(mask, values - top, 0.0)), 0.0))
     return jnp.where(total > 0, top + jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
 

@@ -151,8 +151,7 @@ def chosen_likelihood(pairs: ChoosePairs | None = None) -> Objective:
         return batch.with_info(nll_share=chosen / jnp.maximum(jnp.sum(chosen * batch.lengths), 1))
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
-        logp = jnp.where(batch.action_mask, outputs.logp, 0.0)
-        value = -jnp.sum(logp * batch.need("nll_share")[:, None])
+        value = -jnp.sum(jnp.where(batch.action_mask, outputs.logp, 0.0) * batch.need("nll_share")[:, None])
         return value, {"nll": value}
 
     return Objective(objective, frozenset(), refresh)

@@ -60,8 +60,7 @@ def mismatched_kl(batch: Trajectories) -> Trajectories:
     Needs "measured", "old_logp" and "reference_logp".
     """
     u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
-    marks = (batch.info or {}).get("measured", jnp.zeros(u.shape))  # reports and comparisons have none
-    rows = (marks > 0) & jnp.any(batch.action_mask, axis=1)
+    rows = (batch.entry("measured", 0) > 0) & jnp.any(batch.action_mask, axis=1)  # reports and comparisons have none
     mean = jnp.sum(jnp.where(rows, u, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
     return batch.with_controls(**{KL: jnp.maximum(mean, 0.0)})
 

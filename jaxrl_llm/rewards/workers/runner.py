@@ -225,8 +225,7 @@ def _check(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappi
 def combine(rewards: Sequence[Reward], components: Mapping[str, np.ndarray]) -> np.ndarray:
     """f32[N]: the weighted sum of the components that scored a sample; NaN if none did."""
     values = np.stack([components[reward.name] for reward in rewards]).astype(np.float64)  # [rewards, N]
-    weights = np.array([[reward.weight] for reward in rewards])
-    total = np.sum(weights * np.nan_to_num(values), axis=0)
+    total = np.sum(np.array([[reward.weight] for reward in rewards]) * np.nan_to_num(values), axis=0)
     return np.where(np.isnan(values).all(axis=0), np.nan, total).astype(np.float32)
 
 

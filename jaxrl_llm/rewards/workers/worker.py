@@ -26,15 +26,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.entries import provided
 from jaxrl_llm.rewards.workers import loading
-from jaxrl_llm.rewards.workers.calling import (
-    CallMode,
-    Given,
-    Lost,
-    calls,
-    parameters,
-    reads_environments,
-    wants_texts,
-)
+from jaxrl_llm.rewards.workers.calling import CallMode, Given, Lost, calls, parameters, reads_environments, wants_texts
 from jaxrl_llm.utils.errors import error_line
 
 _LENGTH = struct.Struct(">Q")

@@ -10,11 +10,11 @@ import math
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Range
+from jaxrl_llm.core.arguments.ranges import AtLeastTwo, Count, Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
@@ -75,7 +75,7 @@ async def forking_agents(
     settings: AgentSettings,
     forks: Forks,
     initial: Count | None = 8,
-    branches: Annotated[int, Range(least=2)] = 2,
+    branches: AtLeastTwo = 2,
     first_tokens: Count = 20,
     beta: float = 0.5,
     summed: bool = False,

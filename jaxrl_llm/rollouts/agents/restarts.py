@@ -7,11 +7,11 @@ import json
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Range, check_number
+from jaxrl_llm.core.arguments.ranges import BelowOne, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.agents.conversation import finished
@@ -38,9 +38,7 @@ class Model(NamedTuple):
 
 
 @part
-def restarting(
-    rollout: Rollout, share: Annotated[float, Range(least=0, below=1)] = 0.5, success: float = 0.0
-) -> Rollout:
+def restarting(rollout: Rollout, share: BelowOne = 0.5, success: float = 0.0) -> Rollout:
     """A rollout of agents of whose episodes a share begins with turns of a success (ROME, 2512.24873).
 
     Of n samples n - round(share n), at least one, are episodes as ever. The first with a score (and rewards of turns)

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
 
 import numpy as np
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.annotations import OURS, Count, Positive
+from jaxrl_llm.algorithms.method import beside, method
+from jaxrl_llm.core.annotations import Count, Ours, Positive
 from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, drawn, softmax, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
@@ -21,24 +20,20 @@ DIRECTION = (
 )
 
 
-@method(
-    paper="arXiv 2602.02597",
-    test="test_contextevolve.py::test_exemplars_are_drawn_by_priority",
-    beside={
-        "programs": ("systems code as the solutions that are searched", "tasks whose answers are programs, with code "
-                     "rewards"),
-        "recipe": ("only the three roles of the abstract were read: the rules here are ours", "the paper's text"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2602.02597", test="test_contextevolve.py::test_exemplars_are_drawn_by_priority")
+@beside(
+    "programs", "systems code as the solutions that are searched", "tasks whose answers are programs, with code rewards"
+)
+@beside("recipe", "only the three roles of the abstract were read: the rules here are ours", "the paper's text")
 def contextevolve(
-    parents: Annotated[Count, OURS] = 2,
-    children: Annotated[Count, OURS] = 3,
-    shots: Annotated[Count, OURS] = 3,
-    directed: Annotated[Count, OURS] = 2,
-    temperature: Annotated[Positive, OURS] = 0.1,
-    pool: Annotated[Count, OURS] = 8,
-    memory: Annotated[Count, OURS] = 64,
-    abstract_above: Annotated[Count, OURS] = 400,
+    parents: Ours[Count] = 2,
+    children: Ours[Count] = 3,
+    shots: Ours[Count] = 3,
+    directed: Ours[Count] = 2,
+    temperature: Ours[Positive] = 0.1,
+    pool: Ours[Count] = 8,
+    memory: Ours[Count] = 64,
+    abstract_above: Ours[Count] = 400,
 ) -> TextMethod:
     """ContextEvolve: search for solutions by evolving the context under which the policy writes them.
 

@@ -1,10 +1,9 @@
 """POLCA."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.annotations import OURS, Count, Fraction
+from jaxrl_llm.algorithms.method import beside, method
+from jaxrl_llm.core.annotations import Count, Fraction, Ours
 from jaxrl_llm.texts.candidates import Candidate, State, apart, begun, observed, replaced, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
@@ -13,22 +12,20 @@ from jaxrl_llm.texts.proposer import REWRITE, By, accepted, brief_of, check_slot
 SUMMARY = "These instructions were tried:\n{notes}\n\nSay in one or two sentences what works and what does not."
 
 
-@method(
-    paper="arXiv 2603.14769",
-    test="test_polca.py::test_a_step_by_hand",
-    beside={
-        "embeddings": (
-            "texts are compared by the counts of their words, not by a model's embeddings", "a model of embeddings"),
-        "code": ("text parameters that are programs", "tasks that run them"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2603.14769", test="test_polca.py::test_a_step_by_hand")
+@beside(
+    "embeddings",
+    "texts are compared by the counts of their words, not by a model's embeddings",
+    "a model of embeddings",
+)
+@beside("code", "text parameters that are programs", "tasks that run them")
 def polca(
-    best: Annotated[Count, OURS] = 2,
-    proposals: Annotated[Count, OURS] = 2,
-    epsilon: Annotated[Fraction, OURS] = 0.05,
-    by: Annotated[By, OURS] = "words",
-    shots: Annotated[Count, OURS] = 3,
-    rewrite: Annotated[str, OURS] = "",
+    best: Ours[Count] = 2,
+    proposals: Ours[Count] = 2,
+    epsilon: Ours[Fraction] = 0.05,
+    by: Ours[By] = "words",
+    shots: Ours[Count] = 3,
+    rewrite: Ours[str] = "",
 ) -> TextMethod:
     """POLCA: a pool of texts by mean reward, tried again and again, that are far enough apart.
 

@@ -1,10 +1,9 @@
 """SPO of prompts."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.annotations import OURS, RECALLED, Count
+from jaxrl_llm.algorithms.method import beside, method
+from jaxrl_llm.core.annotations import Count, Ours, Recalled
 from jaxrl_llm.texts.candidates import Candidate, State, begun, observed
 from jaxrl_llm.texts.engine import Engine, Row
 from jaxrl_llm.texts.method import TextMethod
@@ -16,21 +15,19 @@ REWRITE = (
 )
 
 
-@method(
-    paper="arXiv 2502.06855",
-    test="test_spo_prompt.py::test_the_winner_stays_by_majority",
-    beside={
-        "one set of questions": (
-            "the paper keeps its few questions and the best text's answers; here each step answers its own tasks with "
-            "both texts", "a run with as many prompts as prompts_per_step"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2502.06855", test="test_spo_prompt.py::test_the_winner_stays_by_majority")
+@beside(
+    "one set of questions",
+    "the paper keeps its few questions and the best text's answers; here each step answers its own tasks with "
+    "both texts",
+    "a run with as many prompts as prompts_per_step",
+)
 def spo_prompt(
-    votes: Annotated[Count, RECALLED] = 4,
-    by: Annotated[By, OURS] = "words",
-    shots: Annotated[Count, OURS] = 3,
-    rewrite: Annotated[str, OURS] = "",
-    judge: Annotated[str, OURS] = "",
+    votes: Recalled[Count] = 4,
+    by: Ours[By] = "words",
+    shots: Ours[Count] = 3,
+    rewrite: Ours[str] = "",
+    judge: Ours[str] = "",
 ) -> TextMethod:
     """SPO: a prompt that wins in pairs of answers is the base of the next rewrite; no rewards.
 

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.annotations import OURS, Count
+from jaxrl_llm.algorithms.method import beside, method
+from jaxrl_llm.core.annotations import Count, Ours
 from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, observed
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
@@ -85,19 +85,15 @@ def contrasts(groups: Sequence[Sequence[Answer]]) -> list[tuple[Answer, Answer]]
     return found
 
 
-@method(
-    paper="arXiv 2510.08191",
-    test="test_training_free_grpo.py::test_operations_by_hand",
-    beside={
-        "consolidation by the model": (
-            "the operations of a batch are put together by a rule, where the paper asks the model", "its prompt"),
-        "tools": ("lessons from episodes with tools", "an engine that plays episodes"),
-    },
-)  # fmt: skip
+@method(paper="arXiv 2510.08191", test="test_training_free_grpo.py::test_operations_by_hand")
+@beside(
+    "consolidation by the model",
+    "the operations of a batch are put together by a rule, where the paper asks the model",
+    "its prompt",
+)
+@beside("tools", "lessons from episodes with tools", "an engine that plays episodes")
 def training_free_grpo(
-    lessons: Annotated[Literal["words", "examples"], OURS] = "words",
-    most: Annotated[Count, OURS] = 16,
-    summarise: Annotated[bool, OURS] = True,
+    lessons: Ours[Literal["words", "examples"]] = "words", most: Ours[Count] = 16, summarise: Ours[bool] = True
 ) -> TextMethod:
     """Training-Free GRPO: lessons from groups of answers, in the prompt, instead of updates.
 
