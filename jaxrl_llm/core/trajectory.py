@@ -91,7 +91,7 @@ class Trajectories(flax.struct.PyTreeNode):
     def entry(self, name: str, otherwise: float) -> Array:
         """f32[N]: an entry of `info` of numbers of rows; another number where it is NaN, or there is no such entry."""
         found = (self.info or {}).get(name, jnp.full(self.group.shape, otherwise, jnp.float32))
-        return jnp.nan_to_num(found, nan=otherwise)
+        return jnp.where(jnp.isnan(found), otherwise, found)
 
     def with_info(self, **entries: Array) -> Trajectories:
         """The batch with more entries in `info`."""

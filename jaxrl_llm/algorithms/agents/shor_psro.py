@@ -84,5 +84,7 @@ def league_mixture(league: League, solver: MetaSolver, rate: Fraction = 0.2, pay
         state = Payoffs(matrix, own, mixture, updates)
         return state, batch.with_controls(**{f"league/{k}": mixture[k] for k in range(K)})
 
-    start = Payoffs(jnp.zeros((K, K)), jnp.zeros(K), jnp.zeros(K).at[0].set(1.0), jnp.int32(0))
-    return Transform(lambda: start, apply, frozenset({MEMBER}))
+    def init() -> Payoffs:
+        return Payoffs(jnp.zeros((K, K)), jnp.zeros(K), jnp.zeros(K).at[0].set(1.0), jnp.int32(0))
+
+    return Transform(init, apply, frozenset({MEMBER}))

@@ -151,9 +151,11 @@ def kl_threshold(
         penalty, slope = excess_penalty(state.kl, threshold, entropy, scale, entropy_floor)
         return state, batch.with_controls(kl_threshold=threshold, kl_penalty=penalty, kl_slope=slope)
 
-    zero = jnp.float32(0)
-    start = ControllerState(jnp.int32(0), zero, zero, zero, zero, jnp.zeros(2 * window, jnp.float32))
-    return Transform(lambda: start, apply, needed("reference"))
+    def init() -> ControllerState:
+        zero = jnp.float32(0)
+        return ControllerState(jnp.int32(0), zero, zero, zero, zero, jnp.zeros(2 * window, jnp.float32))
+
+    return Transform(init, apply, needed("reference"))
 
 
 @part

@@ -142,8 +142,10 @@ def aligned_blend(
             reward=jnp.where(jnp.isnan(batch.scores), jnp.nan, reward)
         ).with_controls(**{BLEND + name: phi[i] for i, name in enumerate(names)})
 
-    start = {"updates": jnp.int32(0), **dict.fromkeys(("weights", "slopes", "before"), jnp.zeros(MOST))}
-    return Transform(lambda: start, apply, needed("old") | needed("previous"))
+    def init() -> Any:
+        return {"updates": jnp.int32(0), **dict.fromkeys(("weights", "slopes", "before"), jnp.zeros(MOST))}
+
+    return Transform(init, apply, needed("old") | needed("previous"))
 
 
 @objective_part()
