@@ -228,5 +228,4 @@ def clue_and_decision(
         rows = batch.replace(advantages=advantages, weights=batch.loss_weights * learns[:, None])
         return stage, rows.with_controls(**controls)
 
-    first = Stage(jnp.bool_(start == "clues"), jnp.int32(0), jnp.zeros(2), jnp.zeros(2), jnp.float32(0))
-    return Transform(lambda: first, apply)
+    return Transform(init, apply)
