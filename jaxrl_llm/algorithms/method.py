@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from jaxrl_llm.core.algorithm import Algorithm
@@ -55,22 +55,20 @@ def method(
     test: str,
     year: int | None = None,
     lacks: Parts | None = None,
-    needs: Mapping[str, str] | None = None,
-    beside: Parts | None = None,
 ) -> Callable[[Callable[Parameters, Built]], Callable[Parameters, Built]]:
     """Decorate the function that builds a method with its `Facts`, and check its hyper-parameters when it is called.
 
     The function has the name of its file, in a folder of `jaxrl_llm.algorithms` or in `jaxrl_llm.texts.methods`; its
     parameters are annotated with ranges and origins (`core.arguments.hyperparameters`), and its docstring has the
-    equations after a line with its title. year: None is that of the paper's number in arXiv. Needs, and the parts
-    `beside`, may also be said by decorators of their own, `run_needs` and `beside`, below this one.
+    equations after a line with its title. year: None is that of the paper's number in arXiv. Needs, and parts that are
+    not here, are said by decorators below this one, `run_needs` and `beside`.
     """
-    facts = Facts(paper, year or _year_of(paper), test, lacks or {}, needs or {}, beside or {})
+    published = year or _year_of(paper)
 
     def decorate(build: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
         made = checked(build)
-        needs, others = ({**getattr(facts, name), **getattr(build, name, {})} for name in ("needs", "beside"))
-        made.__dict__["facts"] = replace(facts, needs=needs, beside=others)
+        needs, others = (getattr(build, name, {}) for name in ("needs", "beside"))
+        made.__dict__["facts"] = Facts(paper, published, test, lacks or {}, needs, others)
         return made
 
     return decorate

@@ -14,8 +14,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from jaxrl_llm.data.chat import call_syntax
-from jaxrl_llm.data.chat.call_syntax import CallSyntax, json_arguments, named_arguments, read_syntax, tagged_arguments
+from jaxrl_llm.data.chat.call_syntax import (
+    CallSyntax,
+    braced_arguments,
+    json_arguments,
+    named_arguments,
+    read_syntax,
+    tagged_arguments,
+)
 from jaxrl_llm.data.chat.lenient import CallFormat, Calls, read_calls
 from jaxrl_llm.data.chat.messages import Message
 from jaxrl_llm.data.chat.rendering import Rendering
@@ -105,7 +111,7 @@ _HARMONY = CallSyntax(
     r"\s*(?=<\|(?:call|start)\|>|\Z)",
 )
 _GEMMA = CallSyntax(
-    r"<\|tool_call>\s*", r"call:\s*(?P<name>[\w.-]+)\s*\{", call_syntax.braced_arguments, r"\}(?=\s*<tool_call\|>|\Z)",
+    r"<\|tool_call>\s*", r"call:\s*(?P<name>[\w.-]+)\s*\{", braced_arguments, r"\}(?=\s*<tool_call\|>|\Z)",
     r"\s*<tool_call\|>",
 )  # fmt: skip
 _DEEPSEEK = CallSyntax(
