@@ -13,7 +13,7 @@ from jaxrl_llm.core.shapes import INTEGERS, check_array
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.in_jax.settings import LabSettings, make_policy
 from jaxrl_llm.in_jax.tasks.task import Task, observed
-from jaxrl_llm.in_jax.turns import Completions, converse, greedy_return, sample_episodes
+from jaxrl_llm.in_jax.turns import Completions, batch_of, converse, greedy_return, sample_episodes
 from jaxrl_llm.models.by_row import with_members
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.forward import empty_cache
@@ -35,17 +35,15 @@ def roll_out(
     P, T = task.prompt_length, task.completion_length
     prompts = jnp.repeat(prompts, group_size, axis=0)
     if task.environment is not None:
-        return converse(policy, params, task, task.environment, prompts, key, greedy)[0]
+        return converse(policy, params, task, prompts, key, greedy)[0]
     N = prompts.shape[0]
-    stacked = isinstance(params["layers"], dict)
-    cache = empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, stacked)
+    cache = empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, isinstance(params["layers"], dict))
+    ones = jnp.ones((N, 1), jnp.int32)
 
     def advance(carry: tuple[Any, Array, Array, Any], at: tuple[Array, Array, Array]) -> tuple[Any, Completions]:
         cache, newest, done, said = carry
         place, given, key = at
-        hidden, cache = policy.forward(
-            params, newest[:, None], jnp.full((N, 1), place), jnp.ones((N, 1), jnp.int32), cache
-        )
+        hidden, cache = policy.forward(params, newest[:, None], jnp.full((N, 1), place), ones, cache)
         logits = jax.nn.log_softmax(policy.logits_of(params, hidden[:, 0]))
         chosen = jnp.argmax(logits if greedy else logits + jax.random.gumbel(key, logits.shape), axis=-1)
         token = jnp.where(done, task.end, chosen).astype(jnp.int32)
@@ -90,37 +88,18 @@ def sample_batch(
         own = with_members(policy, params, number, seed)
         info = {"member": number.astype(jnp.float32), "member_seed": jnp.full(number.shape, seed, jnp.float32)}
     drawn = roll_out(policy, own, task, shown, for_tokens, group_size, greedy=seed is not None)
-    repeated, P = jnp.repeat(shown, group_size, axis=0), task.prompt_length
+    repeated = jnp.repeat(shown, group_size, axis=0)
     components, reward = jax.vmap(task.score)(repeated, drawn.tokens)
     if task.observe is not None:
         info["true_reward"] = reward
     components, reward = observed(task, jax.random.fold_in(key, 2), components, reward)
 
-    def beside(x: Array) -> Array:
-        """[N, T] -> [N, L]"""
-        return jnp.pad(x, ((0, 0), (P, 0)))
-
-    actions = beside(drawn.mask)
-    turn: Array | int = 0
+    turn = jnp.zeros(drawn.tokens.shape, jnp.int32)
     if task.given is not None:  # the environment's tokens part one turn from the next
-        turn = jnp.cumsum(jnp.pad(actions[:, 1:] & ~actions[:, :-1], ((0, 0), (1, 0))), axis=1) - 1
-    batch = Trajectories(
-        tokens=jnp.concatenate([repeated, drawn.tokens], axis=1),
-        token_mask=beside(drawn.real) | (jnp.arange(actions.shape[1]) < P),
-        action_mask=actions,
-        behaviour_logp=beside(drawn.logp),
-        policy_step=jnp.full(actions.shape, step, jnp.int32),
-        turn=jnp.where(actions, turn, -1).astype(jnp.int32),
-        group=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group_size),
-        prompt_id=jax.vmap(task.number)(repeated).astype(jnp.int32),
-        truncated=jnp.all(drawn.real, axis=1) & (drawn.tokens[:, -1] != task.end),
-        temperature=jnp.ones(repeated.shape[0]),
-        rewards=components,
-        reward=reward,
-        entropy=beside(drawn.entropy),
-        info=info or None,
-    )
-    return batch, shown
+        turn = jnp.cumsum(drawn.mask & ~jnp.pad(drawn.mask[:, :-1], ((0, 0), (1, 0))), axis=1) - 1
+    truncated = jnp.all(drawn.real, axis=1) & (drawn.tokens[:, -1] != task.end)
+    scores: dict[str, Any] = {"rewards": components, "reward": reward, "truncated": truncated, "info": info or None}
+    return batch_of(task, repeated, drawn, turn, step, group_size, **scores), shown
 
 
 def given_pairs(task: Task, key: Array, step: Array | int, prompts: int) -> Trajectories:
@@ -133,23 +112,10 @@ def given_pairs(task: Task, key: Array, step: Array | int, prompts: int) -> Traj
     same = jnp.all(chosen == rejected, axis=1, keepdims=True)
     said = jnp.stack([chosen, rejected], axis=1).reshape(2 * prompts, -1)
     reward = jnp.where(same, jnp.nan, jnp.array([1.0, 0.0])).reshape(-1)
-    asked, P = jnp.repeat(shown, 2, axis=0), task.prompt_length
-    before_end = jnp.cumsum(said == task.end, axis=1) - (said == task.end) == 0
-    actions = jnp.pad(before_end, ((0, 0), (P, 0)))
-    return Trajectories(
-        tokens=jnp.concatenate([asked[:, :P], said], axis=1),
-        token_mask=actions | (jnp.arange(actions.shape[1]) < P),
-        action_mask=actions,
-        behaviour_logp=jnp.zeros(actions.shape),
-        policy_step=jnp.full(actions.shape, step, jnp.int32),
-        turn=jnp.where(actions, 0, -1).astype(jnp.int32),
-        group=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), 2),
-        prompt_id=jax.vmap(task.number)(asked).astype(jnp.int32),
-        truncated=jnp.zeros(2 * prompts, bool),
-        temperature=jnp.ones(2 * prompts),
-        rewards={GIVEN: reward},
-        reward=reward,
-    )
+    before_end, zeros = jnp.cumsum(said == task.end, axis=1) - (said == task.end) == 0, jnp.zeros(said.shape)
+    given = Completions(said, before_end, before_end, zeros, zeros)
+    scores: dict[str, Any] = {"rewards": {GIVEN: reward}, "reward": reward, "truncated": jnp.zeros(2 * prompts, bool)}
+    return batch_of(task, jnp.repeat(shown, 2, axis=0), given, zeros, step, 2, **scores).replace(entropy=None)
 
 
 def true_reward(batch: Trajectories) -> Array:

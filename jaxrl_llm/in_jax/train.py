@@ -148,8 +148,7 @@ def make_train(
                 raise InputError(f"the laboratory has causal language models, and this method {what}: use a run")
         if method.phases is not None:
             raise InputError("the laboratory updates all turns at once, and this method one after the other: use a run")
-        rate = given.get("learning_rate", settings.learning_rate)
-        optimizer = make_optimizer(settings, rate)
+        optimizer = make_optimizer(settings, given.get("learning_rate", settings.learning_rate))
         if method.outer is not None:
             optimizer = method.outer.around(optimizer, settings.epochs * settings.minibatches)
         for_params, for_steps = jax.random.split(key)

@@ -18,21 +18,17 @@ from jaxrl_llm.models.policy import Params, Policy
 
 
 def converse(
-    policy: Policy,
-    params: Params,
-    task: Task,
-    environment: Environment,
-    prompts: Array,
-    key: Array,
-    greedy: bool = False,
+    policy: Policy, params: Params, task: Task, prompts: Array, key: Array, greedy: bool = False
 ) -> tuple[Completions, Played]:
     """An episode of each prompt int32[N, P + H]: the cache goes on over turns, and observations go through the model as
     given tokens."""
-    P, T = task.prompt_length, task.completion_length
+    P, T, environment = task.prompt_length, task.completion_length, task.environment
+    assert environment is not None
     told, K = environment.observation, environment.turns
     length = told + environment.reply
     N, shown = prompts.shape[0], prompts[:, :P]
     cache = empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, isinstance(params["layers"], dict))
+    ones = jnp.ones((N, 1), jnp.int32)
     if P > 1:
         before = jnp.broadcast_to(jnp.arange(P - 1), (N, P - 1))
         _, cache = policy.forward(params, shown[:, :-1], before, jnp.ones((N, P - 1), jnp.int32), cache)
@@ -40,9 +36,7 @@ def converse(
     def advance(carry: tuple[Any, Array], at: tuple[Array, Array, Array, Array]) -> tuple[Any, Any]:
         cache, newest = carry
         place, is_told, seen, key = at
-        hidden, cache = policy.forward(
-            params, newest[:, None], jnp.full((N, 1), place), jnp.ones((N, 1), jnp.int32), cache
-        )
+        hidden, cache = policy.forward(params, newest[:, None], jnp.full((N, 1), place), ones, cache)
         logits = jax.nn.log_softmax(policy.logits_of(params, hidden[:, 0]))
         chosen = jnp.argmax(logits if greedy else logits + jax.random.gumbel(key, logits.shape), axis=-1)
         token = jnp.where(is_told, seen, chosen).astype(jnp.int32)
@@ -75,8 +69,8 @@ def sample_episodes(
     """
     for_prompts, for_tokens = jax.random.split(key)
     fresh = jax.vmap(task.sample)(jax.random.split(for_prompts, prompts))
-    repeated, P = jnp.repeat(fresh, group_size, axis=0), task.prompt_length
-    drawn, played = converse(policy, params, task, environment, repeated, for_tokens)
+    repeated = jnp.repeat(fresh, group_size, axis=0)
+    drawn, played = converse(policy, params, task, repeated, for_tokens)
     N = repeated.shape[0]
     components, final = final_scores(environment, played)
     of_turns = jnp.sum(played.rewards, axis=1)
@@ -86,41 +80,52 @@ def sample_episodes(
     info = {"true_reward": total, "episode": jnp.arange(N) % group_size + zeros, "first_turn": zeros}
     if environment.calls is not None:
         info["calls"], info["failed_calls"] = jax.vmap(environment.calls)(played.last)
-    turn = jnp.where(
-        played.acted, played.turns_of(jnp.broadcast_to(jnp.arange(environment.turns), played.played.shape)), -1
-    )
-
-    def beside(x: Array, before: Any = 0) -> Array:
-        """[N, T] -> [N, L]"""
-        return jnp.pad(x, ((0, 0), (P, 0)), constant_values=before)
-
-    actions = beside(drawn.mask)
-    batch = Trajectories(
-        tokens=jnp.concatenate([repeated[:, :P], drawn.tokens], axis=1),
-        token_mask=beside(drawn.real, True),
-        action_mask=actions,
-        behaviour_logp=beside(drawn.logp),
-        policy_step=jnp.full(actions.shape, step, jnp.int32),
-        turn=beside(turn, -1).astype(jnp.int32),
-        group=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group_size),
-        prompt_id=jax.vmap(task.number)(repeated).astype(jnp.int32),
+    batch = batch_of(
+        task,
+        repeated,
+        drawn,
+        played.turns_of(jnp.broadcast_to(jnp.arange(environment.turns), played.played.shape)),
+        step,
+        group_size,
         truncated=~played.done,
-        temperature=jnp.ones(N),
         rewards=components,
         reward=final if by_turn else final + of_turns,
         turn_rewards=played.rewards if by_turn else None,
         state_key=played.states,
-        entropy=beside(drawn.entropy),
         info=info,
     )
     return batch, fresh
+
+
+def batch_of(
+    task: Task, prompts: Array, drawn: Completions, turn: Array, step: Array | int, group_size: int, **scores: Any
+) -> Trajectories:
+    """The batch of completions [N, T] of prompts int32[N, P + H], as groups of adjacent rows: [N, L].
+
+    turn: int32[N, T] of each place, which counts where the policy chose the token. scores: further fields.
+    """
+    beside = lambda x: jnp.pad(x, ((0, 0), (task.prompt_length, 0)))  # noqa: E731
+    actions, N = beside(drawn.mask), prompts.shape[0]
+    return Trajectories(
+        tokens=jnp.concatenate([prompts[:, : task.prompt_length], drawn.tokens], axis=1),
+        token_mask=beside(drawn.real) | (jnp.arange(actions.shape[1]) < task.prompt_length),
+        action_mask=actions,
+        behaviour_logp=beside(drawn.logp),
+        policy_step=jnp.full(actions.shape, step, jnp.int32),
+        turn=jnp.where(actions, beside(turn), -1).astype(jnp.int32),
+        group=jnp.repeat(jnp.arange(N // group_size, dtype=jnp.int32), group_size),
+        prompt_id=jax.vmap(task.number)(prompts).astype(jnp.int32),
+        temperature=jnp.ones(N),
+        entropy=beside(drawn.entropy),
+        **scores,
+    )
 
 
 def greedy_return(
     policy: Policy, params: Params, task: Task, environment: Environment, prompts: Array, key: Array | None = None
 ) -> Array:
     """f32[n]: the return of the most probable replies (token by token) to each prompt; key: see `greedy_reward`."""
-    _, played = converse(policy, params, task, environment, prompts, jax.random.key(0), greedy=True)
+    _, played = converse(policy, params, task, prompts, jax.random.key(0), greedy=True)
     components, final = final_scores(environment, played)
     if key is not None:
         final = observed(task, key, components, final)[1]

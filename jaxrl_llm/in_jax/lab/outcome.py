@@ -72,7 +72,8 @@ def curves_of(metrics: Mapping[str, Floats]) -> dict[str, dict[str, list[float]]
         parts = np.array_split(metrics[name], min(LONGEST_CURVE, metrics[name].shape[1]), axis=1)
         values = np.stack([part.mean(axis=1) for part in parts], axis=1)
         ends = np.cumsum([part.shape[1] for part in parts])
-        bounds = [_interval(column) for column in values.T]
+        known, none = np.isfinite(values).all(axis=0), (math.nan, math.nan)
+        bounds = [bootstrap(mean, [x], resamples=500) if y else none for x, y in zip(values.T, known, strict=True)]
         found[name] = {
             "iteration": [float(end) for end in ends],
             "mean": [round(float(x), 4) for x in values.mean(axis=0)],
@@ -80,10 +81,6 @@ def curves_of(metrics: Mapping[str, Floats]) -> dict[str, dict[str, list[float]]
             "high": [round(high, 4) for _, high in bounds],
         }
     return found
-
-
-def _interval(values: Floats) -> tuple[float, float]:
-    return bootstrap(mean, [values], resamples=500) if np.isfinite(values).all() else (math.nan, math.nan)
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:

@@ -63,8 +63,7 @@ def write_results(folder: Path, config: LabConfig, starts: Mapping[str, Start], 
     replace_file(folder / "results.json", json.dumps(value, allow_nan=False) + "\n")
     replace_file(folder / "RESULTS.md", as_markdown(config, starts, outcomes, tasks, baseline))
     if any(not o.error for o in outcomes):
-        best = {name: starts[name]["best"] for name in tasks}
-        write_curves(folder / "curves.svg", outcomes, tasks, best, baseline)
+        write_curves(folder / "curves.svg", outcomes, tasks, {name: starts[name]["best"] for name in tasks}, baseline)
         write_finals(folder / "finals.svg", outcomes, tasks, baseline)
 
 
@@ -89,9 +88,7 @@ def as_markdown(
         parts += [f"## {name}", start_line(name, starts[name]), task_table(own, baseline, starts[name]["threshold"])]
         if same := coinciding(own):
             parts.append("The same in all runs: " + "; ".join(" = ".join(labels) for labels in same) + ".")
-    about = ABOUT.format(
-        iterations=s.iterations, layers=s.layers, hidden=s.hidden, seeds=config.seeds, window=config.window
-    )
+    about = ABOUT.format(**asdict(s), seeds=config.seeds, window=config.window)
     return "\n\n".join([*parts, "## How to read this", about]) + "\n"
 
 

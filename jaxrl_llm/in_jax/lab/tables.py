@@ -50,21 +50,16 @@ def task_table(outcomes: Iterable[Outcome], baseline: str, threshold: float) -> 
         if outcome.error:
             lines.append(f"| {outcome.label} |" + " - |" * 9 + f" {outcome.error} |")
             continue
-        m, seconds = outcome.measures, outcome.seconds
+        m, seconds, better = outcome.measures, outcome.seconds, "-"
+        if against is not None and outcome.label != baseline:
+            better = str(summary_of(probability_of_improvement, [m["final"]], [against]))
         lines.append(
             f"| {outcome.label} | {summary_of(mean, [m['final']])} | {m['pass@1'].mean():.3f} "
             f"| {m[f'pass@{most}'].mean():.3f} | {m['entropy'].mean():.2f} | {m['area'].mean():.3f} "
             f"| {steps_text(m['steps'])} | {int(m['collapsed'].sum())} of {len(m['collapsed'])} "
-            f"| {_improvement(outcome, against, baseline)} "
-            f"| {seconds['compile']:.0f}, {seconds['run']:.0f} | {outcome.note} |"
+            f"| {better} | {seconds['compile']:.0f}, {seconds['run']:.0f} | {outcome.note} |"
         )
     return "\n".join(lines)
-
-
-def _improvement(outcome: Outcome, against: Floats | None, baseline: str) -> str:
-    if against is None or outcome.label == baseline:
-        return "-"
-    return str(summary_of(probability_of_improvement, [outcome.measures["final"]], [against]))
 
 
 def steps_text(steps: Floats) -> str:

@@ -52,18 +52,10 @@ def play(environment: Environment, prompts: Array, end: int, act: Act, carry: An
         number = mix(jax.vmap(environment.state_number)(state).astype(jnp.uint32))
         own, reply, kept = act(own, state, seen, given)
         after, following, reward, over = jax.vmap(environment.step)(state, reply)
-        found = (
-            jnp.concatenate([seen, reply], axis=1),
-            jnp.where(done, 0.0, reward),
-            jnp.where(done, 0, number),
-            ~done,
-            kept,
-        )
-
-        def kept_if_done(old: Array, new: Array) -> Array:
-            return jnp.where(done.reshape(N, *[1] * (new.ndim - 1)), old, new)
-
-        return (own, jax.tree.map(kept_if_done, state, after), following, done | over), found
+        tokens = jnp.concatenate([seen, reply], axis=1)
+        found = (tokens, jnp.where(done, 0.0, reward), jnp.where(done, 0, number), ~done, kept)
+        unless_done = lambda old, new: jnp.where(done.reshape(N, *[1] * (new.ndim - 1)), old, new)  # noqa: E731
+        return (own, jax.tree.map(unless_done, state, after), following, done | over), found
 
     begin = (carry, state, seen, jnp.zeros(N, bool))
     (_, state, _, done), (tokens, rewards, states, played, kept) = jax.lax.scan(turn, begin, inputs, length=K)
@@ -96,9 +88,6 @@ def environment_task(
     def best(own: Any, state: State, seen: Array, given: Any) -> tuple[Any, Array, None]:
         return own, jax.vmap(environment.best)(state), None
 
-    def answer(prompt: Array) -> Array:
-        return play(environment, prompt[None], end, best).tokens[0]
-
     def score(prompt: Array, completion: Array) -> tuple[Scores, Array]:
         played = replayed(environment, prompt[None], end, completion[None])
         components, final = final_scores(environment, played)
@@ -106,6 +95,7 @@ def environment_task(
 
     length = environment.turns * (environment.observation + environment.reply)
     return Task(
-        name, vocabulary, prompt_length, length, end, sample, answer, score, number, prompts, correct, hidden=hidden,
-        environment=environment,
+        name, vocabulary, prompt_length, length, end, sample,
+        lambda prompt: play(environment, prompt[None], end, best).tokens[0],
+        score, number, prompts, correct, hidden=hidden, environment=environment,
     )  # fmt: skip
