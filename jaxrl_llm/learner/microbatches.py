@@ -100,18 +100,15 @@ def plan_steps(
     except (TypeError, ValueError):
         raise InputError(f"seed is {shown(seed)}, but must be a whole number, or several, from 0 on") from None
 
-    def deal(chosen: np.ndarray) -> list[np.ndarray]:
-        """Units of a minibatch to its micro-batches: the longest first, back and forth."""
-        chosen = chosen[np.argsort(-lengths[chosen], kind="stable")].reshape(-1, micro_batches)
-        chosen[1::2] = chosen[1::2, ::-1]
-        # In the batch's order, so that a single slice is the batch as it is.
-        return [units[np.sort(slice_)].reshape(-1) for slice_ in chosen.T]
-
     slices: list[np.ndarray] = []
     for _ in range(epochs if minibatches > 1 else 1):
         shuffled = random.permutation(len(units)) if minibatches > 1 else np.arange(len(units))
         for chosen in shuffled.reshape(minibatches, -1):
-            slices += deal(chosen)
+            # Units of a minibatch go to its micro-batches the longest first, back and forth.
+            dealt = chosen[np.argsort(-lengths[chosen], kind="stable")].reshape(-1, micro_batches)
+            dealt[1::2] = dealt[1::2, ::-1]
+            # In the batch's order, so that a single slice is the batch as it is.
+            slices += [units[np.sort(slice_)].reshape(-1) for slice_ in dealt.T]
     taken: Any = np.stack(slices).astype(np.int32)
     packing = pack(here, slices, row_shards(mesh), token_shards(mesh), lanes(mesh), runs)
 

@@ -34,8 +34,7 @@ def without_factor(batch: Trajectories) -> Trajectories:
 
 def at_turn(batch: Trajectories, turn: Array) -> Trajectories:
     """The batch in which only the tokens of a turn, int32[], have a weight."""
-    chosen = turn_in_episode(batch) == turn
-    return batch.replace(weights=jnp.where(chosen, batch.loss_weights, 0.0))
+    return batch.replace(weights=jnp.where(turn_in_episode(batch) == turn, batch.loss_weights, 0.0))
 
 
 def after_turn(batch: Trajectories, before: Array, turn: Array, clip: float) -> Trajectories:
