@@ -115,9 +115,8 @@ def length_of(config: TrainConfig) -> int:
 def slice_tokens(config: TrainConfig, shards: int) -> int:
     """Packed tokens of a micro-batch on a device: each prompt once."""
     groups = -(-config.prompts_per_step // (config.minibatches * config.micro_batches * shards))
-    return groups * (
-        bucket(config.max_prompt_tokens) + config.group_size * bucket(config.max_new_tokens, least=16, per_octave=2)
-    )
+    completion = bucket(config.max_new_tokens, least=16, per_octave=2)
+    return groups * (bucket(config.max_prompt_tokens) + config.group_size * completion)
 
 
 def update_temporaries(
