@@ -119,8 +119,7 @@ def held_out_examples(rows: Sequence[Row], found: Outcomes) -> list[Examples]:
             kinds[_change(*pair)].append(pair)
     half_known = kinds.pop(KNOWN_ONCE, [])
     before, after = _evaluated(rows)
-    known = {first.prompt_id for pairs in found for first, _ in pairs}
-    others = sorted((before.keys() | after.keys()) - known)
+    others = sorted((before.keys() | after.keys()) - {first.prompt_id for pairs in found for first, _ in pairs})
     kinds["known once"] = half_known + [(before.get(prompt), after.get(prompt)) for prompt in others]
     return [Examples(kind, len(pairs), pairs[:_EXAMPLES]) for kind, pairs in kinds.items() if pairs]
 
