@@ -81,8 +81,7 @@ def read_inputs(
     seen_from = folder.started_in() if resume else os.getcwd()
     projects = {service.package: getattr(config, service.package) for service in SERVICES}
     checks: list[Any] = [lambda: check_writers(config.tensorboard, **projects), lambda: check_model(config.model)]
-    if config.adapter:
-        checks.append(lambda: read_adapter_config(path_of(config.adapter, "adapter")))
+    checks += [lambda: read_adapter_config(path_of(config.adapter, "adapter"))] if config.adapter else []
     checks += [folder.check_free] if first and not resume else []
     with locked(folder.path) if first and resume else nullcontext():
         with _with_folder_hint(seen_from), phase("check the settings, the rewards and the first prompts"):
@@ -265,11 +264,10 @@ def encode_for(
 
     held_out: their prompts are dropped where rows are read as they are drawn.
     """
-    limit = min(config.max_prompt_tokens, context - config.max_new_tokens) if context else config.max_prompt_tokens
+    limit, new = config.max_prompt_tokens, config.max_new_tokens
+    limit = min(limit, context - new) if context else limit
     if limit < 1:
-        raise InputError(
-            f"max_new_tokens is {config.max_new_tokens}, but the model's context length is {context} tokens"
-        )
+        raise InputError(f"max_new_tokens is {new}, but the model's context length is {context} tokens")
     how: dict[str, Any] = {
         "max_tokens": limit, "long_prompts": config.long_prompts, "system_prompt": config.system_prompt,
         "format": config.format, "dialect": is_agent(config), "vocabulary": vocabulary,

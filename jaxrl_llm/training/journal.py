@@ -86,12 +86,10 @@ def write_step(
 
 def write_summary(run: Running, journal: Journal) -> None:
     """Write the summary of a run that has ended, and print its warnings."""
-    loop, folder = run.loop, run.folder
-    with run.clock("checkpoint"):
+    loop, folder, clock = run.loop, run.folder, run.clock
+    with clock("checkpoint"):
         run.checkpoints.wait()
-    loop.summary |= closing_summary(
-        run.config, loop.step, run.parts.prompts, loop.counts, run.clock.seconds, loop.undone
-    )
+    loop.summary |= closing_summary(run.config, loop.step, run.parts.prompts, loop.counts, clock.seconds, loop.undone)
     loop.summary["warnings"] += trend_warnings(read_jsonl(folder.metrics)) if run.parts.hosts.first else []
     folder.write(folder.summary, loop.summary)
     for text in loop.summary["warnings"]:

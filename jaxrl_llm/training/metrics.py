@@ -1,6 +1,6 @@
 """Metrics and counts of each step, and notes on what they say."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,6 @@ from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.specs import GIVEN
-from jaxrl_llm.rewards.workers.calling import Logged
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.health.degraded import fallback_notes, grown_counts
 from jaxrl_llm.training.setup import RunParts
@@ -69,39 +68,25 @@ def _uniform(batch: Trajectories) -> np.ndarray:
     return (spread <= TOLERANCE * np.maximum(np.abs(np.where(np.isfinite(high), high, 0.0)), 1.0))[place]
 
 
-def step_metrics(
-    config: TrainConfig,
-    parts: RunParts,
-    found: Step,
-    learned: Learned,
-    before: Mapping[str, float],
-    seconds: Mapping[str, float],
-    taken: int,
-) -> dict[str, float]:
+def step_metrics(parts: RunParts, found: Step, learned: Learned, took: float, taken: int) -> dict[str, float]:
     """All metrics of a step, but for those of `goodput.lap_metrics`.
 
-    before, seconds: the clock's seconds of each phase, before the step and now. taken: gradient steps before it.
+    took: seconds of the step so far. taken: gradient steps before it.
     """
     scored, batch = scored_rows(found, learned), learned.batch
     metrics = {**learned.metrics, "signal": signal(batch), "packing/filled": learned.filled}
     shaped, reward = np.asarray(batch.need("reward"))[: len(scored.texts)], np.asarray(scored.batch.need("reward"))
     if not np.array_equal(shaped, reward, equal_nan=True) and not np.isnan(shaped).all():
         metrics["reward/shaped"] = float(np.nanmean(shaped))
-    took = sum(seconds.values()) - sum(before.values())
     sampled = [found.sampled or scored, *(one for one, _ in found.others)]
     metrics |= batch_metrics(sampled, took) | found.metrics
     metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
     metrics |= trained_metrics(scored) if len(sampled) > 1 or found.sampled is not None else {}
-    metrics |= logged_metrics((found.sampled or scored).logged, metrics)
+    values: dict[str, list[float]] = {}  # that reward functions logged, of which the means count
+    for name, value in (found.sampled or scored).logged.metrics:
+        values.setdefault(f"logged/{name}" if name == "step" or name in metrics else name, []).append(value)
+    metrics |= {name: float(np.mean(own)) for name, own in values.items() if np.isfinite(np.mean(own))}
     return metrics | {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
-
-
-def logged_metrics(logged: Logged, others: Container[str]) -> dict[str, float]:
-    """The mean of each metric that reward functions logged; after "logged/" where its name is "step" or another's."""
-    values: dict[str, list[float]] = {}
-    for name, value in logged.metrics:
-        values.setdefault(f"logged/{name}" if name == "step" or name in others else name, []).append(value)
-    return {name: float(np.mean(found)) for name, found in values.items() if np.isfinite(np.mean(found))}
 
 
 def scored_rows(found: Step, learned: Learned) -> Scored:
@@ -186,8 +171,7 @@ def signal(batch: Trajectories) -> float:
     prompt, or, where every prompt has one sample, with those of the batch. Rows without actions, or that are only
     measured, are left out; 0 where all are. Reads the batch on the host, and compiles nothing.
     """
-    action = np.asarray(batch.action_mask)
-    rows: Any = action.any(axis=1)
+    rows: Any = np.asarray(batch.action_mask).any(axis=1)
     marks = (batch.info or {}).get("measured")
     if marks is not None:
         rows &= ~(np.asarray(marks) > 0)
@@ -195,8 +179,7 @@ def signal(batch: Trajectories) -> float:
         return 0.0
     if batch.advantages is None:
         return float(_compared(batch)[rows].mean())
-    counts = np.asarray(batch.loss_weights) != 0
-    return float((counts & (np.asarray(batch.advantages) != 0)).any(axis=1)[rows].mean())
+    return float(((np.asarray(batch.loss_weights) != 0) & (np.asarray(batch.advantages) != 0)).any(axis=1)[rows].mean())
 
 
 def _compared(batch: Trajectories) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -49,8 +49,8 @@ class Running:
     provenance: dict[str, Any]
     """Settings and digests of the inputs, for its checkpoints."""
     resumed: bool
-    lap: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase when the step at hand began."""
+    lap: float = 0.0
+    """Seconds of the run when the step at hand began."""
     taken: int = 0
     """Gradient steps before it."""
 
@@ -77,7 +77,7 @@ def guarded(run: Running, journal: Journal) -> Iterator[None]:
 
 def next_batch(run: Running, step: int) -> Step:
     """The batch of a step, whose source goes on from there. Randomness depends on (seed, step) only."""
-    run.lap, run.taken = run.clock.seconds, int(run.state.train.step)
+    run.lap, run.taken = sum(run.clock.seconds.values()), int(run.state.train.step)
     key = jax.random.fold_in(jax.random.key(run.config.seed), step)
     found, at = run.source.next(run.state.source, run.params(), key, step)
     run.stop_if_told()  # the state that is saved then is that before the step
@@ -95,9 +95,8 @@ def steps(run: Running, journal: Journal) -> Iterator[int]:
     config, loop = run.config, run.loop
     for step in range(loop.step, config.steps):
         if stalled(config, loop.summary, loop.step):
-            journal.say(
-                f"the run ends after {loop.step} steps: the best evaluation was after {loop.summary[BEST]['step']}"
-            )
+            best = loop.summary[BEST]["step"]
+            journal.say(f"the run ends after {loop.step} steps: the best evaluation was after {best}")
             break
         run.clock.step = step
         journal.profile(step)
@@ -130,8 +129,7 @@ def evaluate(run: Running, journal: Journal, name: str, title: str) -> None:
         if BEST not in summary or is_better(result.figures, summary[BEST], run.config.eval_metric):
             summary[BEST] = {**result.figures, "step": step}
         some = 8 if name == "eval_latest" else EVALUATED_SHOWN
-        rows = parts.held_out.rows
-        folder.log_completions(step, name, parts.tokenizer, result.scored, rows, some, journal.judge)
+        folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, some, journal.judge)
         folder.write(folder.summary, summary)
         run.stop_if_told()
     journal.say(f"{title}: {accuracy_line(summary[name])}")
@@ -157,7 +155,6 @@ def stalled(config: TrainConfig, summary: Mapping[str, Any], step: int) -> bool:
 def save_now(run: Running, journal: Journal) -> None:
     """Start writing a checkpoint of the steps that are done."""
     with run.clock("checkpoint"):
-        excluded = run.source.on_checkpoint(run.state.source, run.loop.step)
-        run.folder.write_left_out(run.loop.step, excluded)
+        run.folder.write_left_out(run.loop.step, run.source.on_checkpoint(run.state.source, run.loop.step))
         journal.writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
         save(run.state, run.loop, run.source, run.checkpoints, run.folder, run.clock, run.provenance)

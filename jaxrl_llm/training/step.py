@@ -91,7 +91,7 @@ def learn_from(run: Running, found: Step, step: int) -> Learned:
 
 def measured(run: Running, found: Step, learned: Learned) -> dict[str, float]:
     """The metrics of the step at hand; those of its update are the next one's feedback."""
-    metrics = step_metrics(run.config, run.parts, found, learned, run.lap, run.clock.seconds, run.taken)
+    metrics = step_metrics(run.parts, found, learned, sum(run.clock.seconds.values()) - run.lap, run.taken)
     run.stop_if_told(finish=True)  # after SIGTERM the step is finished from here on
     run.loop.feedback = {**learned.metrics, "updates": run.loop.feedback.get("updates", 0.0) + 1}
     return metrics

@@ -192,11 +192,9 @@ def _evaluation(scored: Scored, prompts: int, samples: int, temperature: float, 
         for k in (2**power for power in range(samples.bit_length())):
             enough = known >= k
             if enough.any():
-                per_prompt = np.concatenate(
-                    [pass_at_k(right[one : one + 1], int(known[one]), k) for one in np.flatnonzero(enough)]
-                )
-                low_k, high_k = clustered_interval(per_prompt, max(float(known[enough].mean()) / k, 1.0))
-                figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
+                each = np.concatenate([pass_at_k(right[i : i + 1], int(known[i]), k) for i in np.flatnonzero(enough)])
+                low_k, high_k = clustered_interval(each, max(float(known[enough].mean()) / k, 1.0))
+                figures["pass_at"][str(k)] = {"value": float(each.mean()), "low": low_k, "high": high_k}
     return Evaluation(figures, scored)
 
 
@@ -259,8 +257,7 @@ def play(
     batch = batch.replace(group=np.unique(np.asarray(batch.group), return_inverse=True)[1].astype(np.int32))
     logged = found.scored.logged._replace(extras=chosen(found.scored.logged.extras, kept.tolist()))
     scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept], logged=logged)
-    judge = config.eval_reward or rewards[0].name
-    return _evaluation(scored, len(every), samples, temperature, judge)
+    return _evaluation(scored, len(every), samples, temperature, config.eval_reward or rewards[0].name)
 
 
 def evaluate_as(

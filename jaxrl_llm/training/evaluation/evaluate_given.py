@@ -66,9 +66,8 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
     loss, found = _value(algorithm.objective, outputs, batch)
     metrics = {name: float(x) for name, x in found.items()}
     action, rows = np.asarray(scored.batch.action_mask), len(held_out.ids)
-    accuracy, of = next(
-        ((metrics[name], count(rows, action)) for name, count in ACCURACIES.items() if name in metrics), (math.nan, 0)
-    )
+    shares = ((metrics[name], count(rows, action)) for name, count in ACCURACIES.items() if name in metrics)
+    accuracy, of = next(shares, (math.nan, 0))
     low, high = (0.0, 1.0) if math.isnan(accuracy) else wilson_interval(round(accuracy * of), of)
     figures = {
         "prompts": rows, "samples": 1, "accuracy": accuracy, "low": low, "high": high, "loss": float(loss),

@@ -73,7 +73,8 @@ def _conversation(tokenizer: Any, batch: Trajectories, i: int) -> dict[str, Any]
     """ "given": pairs of the number of sampled tokens before and a text that was given there; "turn_rewards"; "turn",
     the number of the row's first turn, if its episode has an earlier row."""
     found: dict[str, Any] = {}
-    if not np.isnan((batch.info or {}).get("first_turn", np.full(i + 1, np.nan))[i]):
+    first = float((batch.info or {}).get("first_turn", np.full(i + 1, np.nan))[i])  # NaN: no episode of an agent
+    if not np.isnan(first):
         real, action = np.asarray(batch.token_mask[i]), np.asarray(batch.action_mask[i])
         before = np.cumsum(action) == 0
         found["context"] = tokenizer.decode(np.asarray(batch.tokens[i])[real & before].tolist())
@@ -82,8 +83,7 @@ def _conversation(tokenizer: Any, batch: Trajectories, i: int) -> dict[str, Any]
         found["given"] = [[before, tokenizer.decode(tokens[places].tolist())] for before, places in runs]
     if batch.turn_rewards is not None:
         found["turn_rewards"] = [_number(x) for x in np.asarray(batch.turn_rewards[i])[: len(runs) + 1]]
-    # NaN: the row is no episode of an agent.
-    if first := float(np.nan_to_num((batch.info or {}).get("first_turn", np.zeros(i + 1)))[i]):
+    if first > 0:
         found["turn"] = int(first)
     return found
 

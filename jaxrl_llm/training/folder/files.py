@@ -21,11 +21,7 @@ from jaxrl_llm.training.folder.group_lines import group_line, write_left_out
 from jaxrl_llm.training.folder.provenance import NAME as ENVIRONMENT
 from jaxrl_llm.training.folder.provenance import record_start
 from jaxrl_llm.training.folder.remote_folder import Mirror
-from jaxrl_llm.training.folder.resume_checks import (
-    MAY_DIFFER,
-    check_changes,
-    settings_to_compare,
-)
+from jaxrl_llm.training.folder.resume_checks import MAY_DIFFER, check_changes, settings_to_compare
 from jaxrl_llm.utils.errors import InputError, InputErrors, shown
 from jaxrl_llm.utils.storage import is_url, replace_file
 

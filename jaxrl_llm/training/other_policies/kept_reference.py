@@ -83,10 +83,8 @@ def _computed(config: TrainConfig, parts: RunParts, reference: Params, batch: Tr
         whole, minibatches=config.minibatches, micro_batches=config.micro_batches, mesh=parts.mesh,
         runs=parts.policy.config.recurrent,
     )  # fmt: skip
-    found = provide(
-        parts.policy, frozenset({NEED}), reference, reference, to_mesh(whole, parts.mesh), steps
-    ).reference_logp
-    logp, action = np.asarray(to_numpy(found, parts.mesh)), np.asarray(batch.action_mask)
+    found = provide(parts.policy, frozenset({NEED}), reference, reference, to_mesh(whole, parts.mesh), steps)
+    logp, action = np.asarray(to_numpy(found.reference_logp, parts.mesh)), np.asarray(batch.action_mask)
     return {key: logp[row][action[row]] for row, key in enumerate(_keys(batch))}
 
 

@@ -98,10 +98,8 @@ class ServerTeacher:
             said = posted(f"{self.url.rstrip('/')}/completions", body, dict, pauses=PAUSES, time_limit=TIME_LIMIT)
             choices = sorted(said["choices"], key=lambda one: one["index"])
             found = [_read(one["logprobs"], row, count) for one, row in zip(choices, rows, strict=True)]
-        except RuntimeError as error:
-            raise InputError(
-                f"the teacher {self.url} does not answer ({error}): start it, and resume the run"
-            ) from None
+        except RuntimeError as why:
+            raise InputError(f"the teacher {self.url} does not answer ({why}): start it, and resume the run") from None
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"the teacher {self.url} does not say log-probabilities by token id ({error!r}): it must know echo, "
@@ -112,8 +110,7 @@ class ServerTeacher:
 
 def _read(said: Any, row: Sequence[int], count: int) -> Answer:
     """The answer for a row's tokens; ValueError where the server read others, or says too few."""
-    ids = [_id(token) for token in said["tokens"][: len(row)]]
-    if ids != list(row):
+    if [_id(token) for token in said["tokens"][: len(row)]] != list(row):
         raise ValueError("it read other tokens")
     logp, top = np.zeros(len(row), np.float32), np.zeros((len(row), 2, count), np.float32)
     for t in range(1, len(row)):

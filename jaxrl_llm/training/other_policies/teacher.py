@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import asks_for, of_teacher
@@ -20,6 +20,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher, check_offered
 from jaxrl_llm.utils.errors import InputError, shown
 
+Teacher = FrozenPolicy | Teachers | ServerTeacher
 URLS = ("http://", "https://")
 COLUMN = "teacher"  # of the data set, with the name of a row's teacher where there are several
 
@@ -83,10 +84,7 @@ def _place_of(row: Mapping[str, Any], number: int, names: Sequence[str]) -> int:
 
 
 def for_teacher(
-    teacher: FrozenPolicy | Teachers | ServerTeacher | None,
-    batch: Trajectories,
-    rows: Sequence[Mapping[str, Any]],
-    needs: frozenset[str],
+    teacher: Teacher | None, batch: Trajectories, rows: Sequence[Mapping[str, Any]], needs: frozenset[str]
 ) -> Trajectories:
     """A batch on the host with what is known before its update: what a server says of it, or which of several teachers
     each row has, by the column of its prompt's row."""
@@ -100,18 +98,14 @@ def for_teacher(
     return batch
 
 
-def weights_of(
-    config: TrainConfig, teacher: FrozenPolicy | Teachers | ServerTeacher | None
-) -> list[tuple[str, FrozenPolicy]]:
+def weights_of(config: TrainConfig, teacher: Teacher | None) -> list[tuple[str, FrozenPolicy]]:
     """The teachers that a run has loaded, with their paths."""
     if isinstance(teacher, Teachers):
         return list(zip(teachers_of(config.teacher).values(), teacher.policies, strict=True))
     return [(config.teacher or "", teacher)] if isinstance(teacher, FrozenPolicy) else []
 
 
-def load_teacher(
-    config: TrainConfig, policy: Policy, tokenizer: Any, mesh: jax.sharding.Mesh
-) -> FrozenPolicy | Teachers | ServerTeacher | None:
+def load_teacher(config: TrainConfig, policy: Policy, tokenizer: Any, mesh: Mesh) -> Teacher | None:
     """The run's teacher or teachers, sharded over the mesh as the policy is, or a server's; None where it is the
     method's own reference.
 
@@ -127,10 +121,9 @@ def load_teacher(
     return _loaded(config.teacher, config, policy, tokenizer, mesh)
 
 
-def _loaded(path: str, config: TrainConfig, policy: Policy, tokenizer: Any, mesh: jax.sharding.Mesh) -> FrozenPolicy:
-    own, params, other = load_policy(
-        path, dtype=config.dtype, shardings=shardings_over(mesh), context=config.context_tokens or None
-    )
+def _loaded(path: str, config: TrainConfig, policy: Policy, tokenizer: Any, mesh: Mesh) -> FrozenPolicy:
+    spread, context = shardings_over(mesh), config.context_tokens or None
+    own, params, other = load_policy(path, dtype=config.dtype, shardings=spread, context=context)
     check_tokens(path, policy, tokenizer, own, other)
     own = replace(own, activations=policy.activations, mesh=mesh if mesh.size > 1 else None)
     return FrozenPolicy(own, shard(params, own, mesh))
