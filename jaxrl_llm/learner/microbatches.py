@@ -90,10 +90,9 @@ def plan_steps(
             f"{N} rows do not split evenly into {minibatches} minibatches of {micro_batches} micro_batches: change one "
             "of them"
         )
-    order = given[np.argsort(here.group[given], kind="stable")]
     size = np.unique(here.group[given], return_counts=True)[1]
     together = int(size[0]) if (size == size[0]).all() and len(size) % parts == 0 else 1
-    units = order.reshape(-1, together)
+    units = given[np.argsort(here.group[given], kind="stable")].reshape(-1, together)
     lengths = here.token_mask.sum(axis=1)[units].sum(axis=1)
     try:
         random = np.random.default_rng(seed)

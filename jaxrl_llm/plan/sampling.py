@@ -65,12 +65,11 @@ def sampling_arithmetic(
 
 def weight_bytes(shapes: StateShapes, mesh: AbstractMesh) -> int:
     """Bytes on a device of the sampler's weights in the dtype of the computation, without padding."""
-    model = shapes.policy.config
     decoder = {
         name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, shapes.policy.dtype), x)
         for name, x in without_critic(shapes.params).items()
     }  # fmt: skip
-    specs = parameter_specs(model, mesh, True, decoder)  # over "expert" and "tensor", on any hosts
+    specs = parameter_specs(shapes.policy.config, mesh, True, decoder)  # over "expert" and "tensor", on any hosts
     return bytes_per_device(decoder, {name: specs[name] for name in decoder}, mesh)
 
 

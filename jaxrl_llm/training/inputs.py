@@ -89,9 +89,7 @@ def read_inputs(
         # What takes longer comes last: until here, all mistakes are found in a second, and together.
         with closing_on_error(rewards), _with_folder_hint(seen_from), phase("read the prompts"):
             prompts = split_prompts(config, source)
-        with _checked(rewards, columns_of(config, prompts.training, prompts.held_out), config.eval_reward):
-            check_answers(rewards, prompts.training, prompts.held_out)
-            check_conversations(config, rewards, prompts.training, prompts.held_out)
+        with _checked(config, rewards, prompts.training, prompts.held_out):
             yield Inputs(prompts, rewards)
 
 
@@ -118,17 +116,17 @@ def evaluation_inputs(
     """
     reads: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
     rows, rewards, *_ = gather(*reads, *checks)
-    with _checked(rewards, columns_of(config, rows), config.eval_reward):
-        check_answers(rewards, rows)
-        check_conversations(config, rewards, rows)
+    with _checked(config, rewards, rows):
         yield rows, rewards
 
 
 @contextmanager
-def _checked(rewards: list[Reward], columns: set[str], judge: str | None) -> Iterator[None]:
-    """InputError if a reward needs a column that is missing, or `judge` is not a reward. Closes the rewards on exit."""
+def _checked(config: TrainConfig, rewards: list[Reward], *sets: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """InputError if rewards do not fit each other or these sets of rows. Closes the rewards on exit."""
     try:
-        check_rewards(rewards, columns, judge)
+        check_rewards(rewards, columns_of(config, *sets), config.eval_reward)
+        check_answers(rewards, *sets)
+        check_conversations(config, rewards, *sets)
         yield
     finally:
         close_rewards(rewards)

@@ -22,7 +22,7 @@ from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.training.other_policies.reference import drawn_from, with_second_policy
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import LoopState, RunState, save, saved_when_preempted
-from jaxrl_llm.utils.errors import unknown
+from jaxrl_llm.utils.errors import require_choice
 from jaxrl_llm.utils.process import Preempted, stop_if, trim_heap
 
 BEST = "eval_best"  # entry of the summary: figures of the best evaluation, and after how many steps
@@ -141,8 +141,7 @@ def is_better(figures: Mapping[str, Any], best: Mapping[str, Any], metric: str) 
     InputError, with the figures there are, for another metric.
     """
     name = metric or ("loss" if "loss" in figures else "accuracy")
-    if name not in figures:
-        raise unknown("figure of an evaluation (eval_metric)", name, figures)
+    require_choice("figure of an evaluation (eval_metric)", name, figures)
     return bool(figures[name] < best[name] if name == "loss" else figures[name] > best[name])
 
 

@@ -24,7 +24,7 @@ from jaxrl_llm.environments.sandbox.supervisor import (
     memory_groups,
     readable_paths,
 )
-from jaxrl_llm.utils.errors import InputError, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 LAYERS = ("namespaces", "landlock", "seccomp", "limits")
 GUARDS = {
@@ -57,8 +57,8 @@ def _works(layer: str) -> bool:
 def guards(layers: Iterable[str]) -> frozenset[str]:
     """What these layers keep code from, together; the words are those of `GUARDS`."""
     held = set(layers)
-    for layer in held - {*LAYERS}:
-        raise unknown("layer of the sandbox", layer, LAYERS)
+    for layer in held:
+        require_choice("layer of the sandbox", layer, LAYERS)
     apart, filtered, limited = "namespaces" in held, "seccomp" in held, "limits" in held
     kept = {
         "files": apart or (filtered and "landlock" in held),

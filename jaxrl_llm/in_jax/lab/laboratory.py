@@ -22,7 +22,7 @@ from jaxrl_llm.in_jax.rollout import evaluate_task
 from jaxrl_llm.in_jax.settings import check_settings
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
 from jaxrl_llm.in_jax.train import warm_start
-from jaxrl_llm.utils.errors import InputError, gather, require_choice, unknown
+from jaxrl_llm.utils.errors import InputError, gather, require_choice
 from jaxrl_llm.utils.process import use_compile_cache
 
 
@@ -76,17 +76,14 @@ def check_config(config: LabConfig) -> None:
         if refused and len(refused) == len(config.algorithms):
             raise refused[0]
 
-    def baseline() -> None:
-        if config.baseline and config.baseline not in config.algorithms:
-            raise unknown("baseline among the algorithms", config.baseline, config.algorithms)
-
     def once() -> None:
         for what, named in (("algorithms", config.algorithms), ("tasks", config.tasks)):
             if twice := [name for name in named if named.count(name) > 1]:
                 raise InputError(f"{what} names {twice[0]} twice: name each once")
 
     tasks = (partial(require_choice, "task", name, TASKS) for name in config.tasks)
-    gather(*tasks, grid, baseline, once, partial(check_settings, config.settings))
+    baseline = partial(require_choice, "baseline among the algorithms", config.baseline, config.algorithms)
+    gather(*tasks, grid, *([baseline] if config.baseline else []), once, partial(check_settings, config.settings))
 
 
 def _start(task: Task, config: LabConfig, steps: int, params: Any) -> Start:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm.reporting.html.charts import COLOURS, Chart, Curve, curve_chart, histogram_chart, unit_of
 from jaxrl_llm.reporting.html.run_data import Row, RunData
 from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
-from jaxrl_llm.utils.errors import InputError, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 _MAIN = {  # the main charts: title, and a pattern of the metrics' keys
     "Reward": r"reward/mean",
@@ -80,8 +80,7 @@ def plot_runs(runs: str | Path | Sequence[str | Path], metrics: Sequence[str] | 
     data = [RunData(folder) for folder in folders]
     known = {key for run in data for key in run.metrics}
     for key in metrics or ():
-        if key not in known:
-            raise unknown("metric", key, known)
+        require_choice("metric", key, known)
     title_of = lambda key: next((title for title, pattern in _MAIN.items() if re.fullmatch(pattern, key)), key)  # noqa: E731
     named = main_metrics(data) if metrics is None else [(title_of(key), key) for key in metrics]
     return Curves(tuple(chart_of(data, key, title) for title, key in named), tuple(names_of(data)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.reporting.statistics import as_number, typical_size
-from jaxrl_llm.utils.errors import InputError, shown, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 KINDS = {  # kinds of values, with the colours (red, green, blue) below and above zero
     "advantage": ("214,64,52", "38,110,214"),
@@ -51,8 +51,7 @@ def shade(tokens: Sequence[str], values: Sequence[float | None], kind: str, limi
     shade, by default the 98th percentile. Newlines and other invisible characters are made visible.
     Raises InputError for another kind, a wrong number of values, or a limit that is not positive.
     """
-    if kind not in KINDS:
-        raise unknown("kind of shade", kind, KINDS)
+    require_choice("kind of shade", kind, KINDS)
     check_number("limit, the value with the full shade,", limit, above=0, or_none=True)
     _check_list("tokens", tokens, str, "text")
     _check_list("values", values, Real | NoneType, "numbers")

@@ -266,10 +266,9 @@ def evaluate_as(
     """`evaluate_policy` as a run's settings say, or `play` if it has an environment or tools. how: of either."""
     if is_agent(config):
         return play(config, policy, params, prompts, rewards, **how)
-    return evaluate_policy(
-        policy, params, prompts, rewards, judge=config.eval_reward, max_new_tokens=config.max_new_tokens,
-        stop=config.stop, slots=config.slots or 128, seed=config.seed, **how,
-    )  # fmt: skip
+    how = {"slots": config.slots or 128, "seed": config.seed, "stop": config.stop} | how
+    limit, judge = config.max_new_tokens, config.eval_reward
+    return evaluate_policy(policy, params, prompts, rewards, judge=judge, max_new_tokens=limit, **how)
 
 
 def evaluate_run(
@@ -290,8 +289,6 @@ def evaluate_run(
     if is_agent(config):
         return play(config, parts.policy, params, parts.held_out, parts.rewards, **where)
     rewards = [one for one in parts.rewards if one.function is not judge_reward]  # which reads groups of training
-    return evaluate_policy(
-        dataclasses.replace(parts.policy, thinking=rollout.thinking), params, parts.held_out, rewards,
-        judge=config.eval_reward, max_new_tokens=config.max_new_tokens, stop=config.stop,
-        slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units), **where,
-    )  # fmt: skip
+    policy = dataclasses.replace(parts.policy, thinking=rollout.thinking)
+    where["slots"] = -(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units)
+    return evaluate_as(config, policy, params, parts.held_out, rewards, seed=0, **where)

@@ -21,7 +21,7 @@ from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.agents.restarts import IMITATED, restarting
 from jaxrl_llm.rollouts.agents.self_play import self_play
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.utils.errors import InputError, error_line, missing_package, shown, unknown
+from jaxrl_llm.utils.errors import InputError, error_line, missing_package, require_choice, shown
 from jaxrl_llm.utils.starting import limited, phase
 from jaxrl_llm.utils.value_digest import value_digest
 
@@ -155,8 +155,7 @@ def _kinds(config: TrainConfig, rows: Sequence[Row]) -> dict[str, Row]:
                 f"{config.environment} has several environments: each row must name one in its column environment, but "
                 "one has no such column"
             )
-        if name not in factory:
-            raise unknown("environment", name, factory)
+        require_choice("environment", name, factory)
         known.setdefault(name, row)
     return known
 
