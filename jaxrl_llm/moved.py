@@ -70,6 +70,10 @@ _MOVES = (
         "loop learning=step setup config inputs method "
         "source state metrics rollout started_on=begin"
     ),
+    ("training", "runs", "fallbacks=metrics rollback=step"),
+    ("training", "training.health", "degraded=metrics rollback=step"),
+    ("training.folder", "training.folder", "group_lines=completion_lines"),
+    ("training.other_policies", "training.other_policies", "server_teacher=teacher"),
     ("training.rollout", "runs", "agents played=play"),
     ("training.rollout", "training", "agents play"),
     ("training.source", "runs", "swarm"),
@@ -78,7 +82,7 @@ _MOVES = (
     ("training.evaluation", "runs", "evaluate"),
     ("training.evaluation", "training", "evaluate evaluate_given given_rows=evaluate_given"),
     ("training.other_policies", "runs", "reference"),
-    ("training.other_policies", "training", "reference kept_reference teacher server_teacher"),
+    ("training.other_policies", "training", "reference kept_reference teacher server_teacher=teacher"),
     ("utils", "runs", "value_digest"),
     ("utils", "training.folder", "value_digest"),
     ("training.config", "runs", "config_checks=checks config_json=json_text method_settings hyperparameters"),
@@ -87,12 +91,11 @@ _MOVES = (
         "training.folder", "runs",
         "run run_folder=files checkpoints checksums lock mirror=remote_folder environment=provenance "
         "code_digest=provenance changes=resume_checks run_logs=resume_checks run_report=report completion_lines "
-        "group_lines load_run"
+        "group_lines=completion_lines load_run"
     ),
     (
         "training.health", "runs",
-        "goodput watchdog spikes=loss_spikes rollback memory_error=oom profiling activity=goodput "
-        "fallbacks=degraded first_checks"
+        "goodput watchdog spikes=loss_spikes memory_error=oom profiling activity=goodput first_checks"
     ),
     (
         "plan", "runs",
@@ -153,13 +156,17 @@ _MOVES = (
         "learner", "learner",
         "learn=step provide=inputs steps=microbatches diagnose=nonfinite pack=packing"
     ),
-    ("learner", "learner", "other_contexts=outputs rescoring=outputs affinity=outputs"),
+    ("learner", "learner", "other_contexts=outputs rescoring=outputs affinity=outputs turnwise_updates=step"),
+    ("learner", "in_jax", "steps=microbatches"),
+    ("learner", "training", "full_size=microbatches"),
     (
         "reporting.html", "reporting",
         "charts conversations credit_page curves overview report run_data lines=run_data settings_shown=overview "
         "shading shown_completions verdict visits"
     ),
     ("reporting.logging", "reporting", "files logged progress writers tensorboard"),
+    ("in_jax", "in_jax", "provided=settings"),
+    ("in_jax.tasks", "in_jax.tasks", "environment=task"),
     ("in_jax.lab", "lab", "config figures=results grid=config laboratory outcome results runs statistics tables"),
 )  # fmt: skip
 

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.in_jax.tasks.environment import Played, final_scores, play
-from jaxrl_llm.in_jax.tasks.task import Environment, Task, observed
+from jaxrl_llm.in_jax.tasks.task import Environment, Played, Task, final_scores, observed, play
 from jaxrl_llm.models.forward import empty_cache
 from jaxrl_llm.models.policy import Params, Policy
 

@@ -56,7 +56,8 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> optax.GradientT
 
     total_steps: gradient steps of the whole run, at least 1, at the end of which the schedule ends.
     """
-    steps = [MOMENTS[config.moments](config, learning_rate(config, total_steps))]
+    rate = learning_rate(config, total_steps)
+    steps = [MOMENTS[config.moments](config, rate)]
     if config.critic_learning_rate is not None:
         # A step of Adam is proportional to the learning rate, so the critic's is a multiple of the policy's.
         steps.append(optax.masked(optax.scale(config.critic_learning_rate / config.learning_rate), of_critic))

@@ -18,13 +18,13 @@ from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.health.goodput import lap_metrics
 from jaxrl_llm.training.health.profiling import profiled
-from jaxrl_llm.training.health.rollback import Judged
 from jaxrl_llm.training.metrics import Learned, count_step, scored_rows, without_nan
 from jaxrl_llm.training.notes import closing_summary, opening_notes, trend_warnings
 from jaxrl_llm.utils.errors import InputError
 
 if TYPE_CHECKING:
     from jaxrl_llm.training.running import Running
+    from jaxrl_llm.training.step import Judged
 
 
 class Journal(NamedTuple):

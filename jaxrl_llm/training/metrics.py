@@ -11,7 +11,6 @@ from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.health.degraded import fallback_notes, grown_counts
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.process import compiles
 
@@ -125,7 +124,7 @@ def count_step(
 
     counts: "tokens" sampled, "trained" of them and of replayed ones, "silent" steps (no token has a learning signal),
     "single" steps (every completion has one token), prompts "dropped" when they were drawn, and steps with a fallback
-    (see `degraded`), if there were any.
+    (see `fallback_notes`), if there were any.
     """
     notes = {
         "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
@@ -194,4 +193,52 @@ def _compared(batch: Trajectories) -> np.ndarray:
     for name in np.unique(group):
         of = reward[(group == name) & scored]
         out |= (group == name) & (of.size > 1 and np.ptp(of) > 1e-6 * max(1.0, float(np.abs(of).max())))
+    return out
+
+
+_GROWING = {"curriculum/forced": "forced_prompts", "curriculum/restarts": "restarted"}  # metrics, and their last value
+
+
+def fallback_notes(counts: Mapping[str, int], metrics: Mapping[str, float]) -> dict[str, tuple[bool, str]]:
+    """The fallbacks by name: whether a step had them, and what to say. counts: of the steps before.
+
+    >>> [text for is_so, text in fallback_notes({}, {"curriculum/forced": 4.0}).values() if is_so]
+    ['the curriculum leaves out all prompts: 4 were drawn all the same']
+    """
+    forced, restarts = (int(metrics.get(name, 0)) - counts.get(count, 0) for name, count in _GROWING.items())
+    unhinted = metrics.get("rollout/unhinted", 0.0)
+    return {
+        "forced": (forced > 0, f"the curriculum leaves out all prompts: {forced} were drawn all the same"),
+        "restarts": (restarts > 0, "the policy solves all prompts: those that were dropped are drawn again"),
+        "unhinted": (unhinted > 0, f"{unhinted:.0%} of the groups failed and got no hint, because there was none"),
+        "unreplayed": (metrics.get("replay/share") == 0.0, ""),
+    }
+
+
+def grown_counts(counts: Mapping[str, int], metrics: Mapping[str, float]) -> dict[str, int]:
+    """The last values of metrics that grow over a run, as far as they have begun to."""
+    now = {count: int(metrics.get(name, counts.get(count, 0))) for name, count in _GROWING.items()}
+    return {count: value for count, value in now.items() if value}
+
+
+def fallback_warnings(counts: Mapping[str, int], steps: int) -> list[str]:
+    """The warnings of a run of so many steps, for its summary.
+
+    >>> fallback_warnings({"unreplayed": 9}, 9)
+    ['nothing was replayed in any of the 9 steps: the store was empty, or no group called for its rows']
+    """
+    out = []
+    if counts.get("unreplayed") == steps:
+        out.append(
+            f"nothing was replayed in any of the {steps} steps: the store was empty, or no group called for its rows"
+        )
+    if forced := counts.get("forced_prompts"):
+        out.append(
+            f"the curriculum left out all prompts in {counts.get('forced', 0)} of {steps} steps: {forced} were drawn "
+            "all the same; add prompts"
+        )
+    if restarts := counts.get("restarts"):
+        out.append(f"the policy solved all prompts, so that they came back, in {restarts} of {steps} steps: add harder")
+    if (unhinted := counts.get("unhinted", 0)) > steps // 2:
+        out.append(f"in {unhinted} of {steps} steps groups failed and got no hint, because there was none")
     return out

@@ -7,7 +7,6 @@ steadily; not how it will do on language.
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.in_jax.tasks.environment import environment_task
 from jaxrl_llm.in_jax.tasks.maze import maze, text_maze
 from jaxrl_llm.in_jax.tasks.open_ended import brackets, correct_and_short
 from jaxrl_llm.in_jax.tasks.sequences import (
@@ -19,7 +18,7 @@ from jaxrl_llm.in_jax.tasks.sequences import (
     sequence_lock,
     sorting,
 )
-from jaxrl_llm.in_jax.tasks.task import Environment, Task
+from jaxrl_llm.in_jax.tasks.task import Environment, Task, environment_task
 from jaxrl_llm.in_jax.tasks.tools import search, tool_first
 from jaxrl_llm.utils.errors import InputError, require_choice
 

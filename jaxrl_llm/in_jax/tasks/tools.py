@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.in_jax.tasks.environment import environment_task
-from jaxrl_llm.in_jax.tasks.task import Environment, Scores, Task, check_sizes, number_of
+from jaxrl_llm.in_jax.tasks.task import Environment, Scores, Task, check_sizes, environment_task, number_of
 from jaxrl_llm.selection.rows import mix
 from jaxrl_llm.utils.errors import InputError
 

@@ -266,9 +266,11 @@ def evaluate_as(
     """`evaluate_policy` as a run's settings say, or `play` if it has an environment or tools. how: of either."""
     if is_agent(config):
         return play(config, policy, params, prompts, rewards, **how)
-    how = {"slots": config.slots or 128, "seed": config.seed, "stop": config.stop} | how
-    limit, judge = config.max_new_tokens, config.eval_reward
-    return evaluate_policy(policy, params, prompts, rewards, judge=judge, max_new_tokens=limit, **how)
+    usual: dict[str, Any] = {
+        "judge": config.eval_reward, "max_new_tokens": config.max_new_tokens, "stop": config.stop,
+        "slots": config.slots or 128, "seed": config.seed,
+    }  # fmt: skip
+    return evaluate_policy(policy, params, prompts, rewards, **usual | how)
 
 
 def evaluate_run(

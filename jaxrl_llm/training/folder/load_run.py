@@ -79,8 +79,9 @@ def trained(
     params: with which the run began, a critic's too where it has one. Raises InputError as `load_run` does.
     """
     frozen, params = split_parameters(config, policy, params)
-    given: dict[str, Any] = {"config": config, "folder": os.getcwd(), "digests": digests, "accept": accept}
-    changes = partial(check_changes, **given, only=PARAMETER_SETTINGS)
+    changes = partial(
+        check_changes, config=config, folder=os.getcwd(), digests=digests, accept=accept, only=PARAMETER_SETTINGS
+    )
     with closing(Checkpoints(folder.checkpoints_for(1))) as checkpoints:
         restored = checkpoints.latest(params, check=changes)
     if restored is None:
