@@ -165,9 +165,13 @@ _MOVES = (
         "shading shown_completions verdict visits"
     ),
     ("reporting.logging", "reporting", "files logged progress writers tensorboard"),
-    ("in_jax", "in_jax", "provided=settings"),
+    ("in_jax", "in_jax", "provided=settings turns=rollout"),
+    ("in_jax.lab", "in_jax.lab", "runs=laboratory tables=outcome"),
     ("in_jax.tasks", "in_jax.tasks", "environment=task"),
-    ("in_jax.lab", "lab", "config figures=results grid=config laboratory outcome results runs statistics tables"),
+    (
+        "in_jax.lab", "lab",
+        "config figures=results grid=config laboratory outcome results statistics runs=laboratory tables=outcome"
+    ),
 )  # fmt: skip
 
 # Modules that one method alone used, whose file has their names now: old path = family.method.

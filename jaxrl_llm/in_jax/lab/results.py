@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.in_jax.lab.config import LabConfig
-from jaxrl_llm.in_jax.lab.outcome import Outcome, from_json, to_json
+from jaxrl_llm.in_jax.lab.outcome import Outcome, from_json, overall, overall_table, summary_of, task_table, to_json
 from jaxrl_llm.in_jax.lab.statistics import mean
-from jaxrl_llm.in_jax.lab.tables import overall, overall_table, summary_of, task_table
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.reporting.logging.files import read_json
 from jaxrl_llm.utils.errors import InputError, missing_package, several, shown
