@@ -99,7 +99,7 @@ _MOVES = (
     ),
     (
         "plan", "runs",
-        "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=times "
+        "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=estimate "
         "plan_host=estimate default_mesh=choose_mesh sampling_arithmetic=sampling sampling_mesh"
     ),
         ("plan.program", "distributed", "cost cycles program_text=text traffic=cost work=cost"),
@@ -156,13 +156,16 @@ _MOVES = (
         "learner", "learner",
         "learn=step provide=inputs steps=microbatches diagnose=nonfinite pack=packing"
     ),
-    ("learner", "learner", "other_contexts=outputs rescoring=outputs affinity=outputs turnwise_updates=step"),
+    ("learner", "learner", "other_contexts=outputs rescoring=outputs affinity=outputs"),
+    ("learner", "learner", "turnwise_updates=step setup=step"),
+    ("plan", "plan", "times=estimate"),
+    ("reporting.html", "reporting.html", "conversations=shading"),
     ("learner", "in_jax", "steps=microbatches"),
     ("learner", "training", "full_size=microbatches"),
     (
         "reporting.html", "reporting",
-        "charts conversations credit_page curves overview report run_data lines=run_data settings_shown=overview "
-        "shading shown_completions verdict visits"
+        "charts conversations=shading credit_page curves overview report run_data lines=run_data "
+        "settings_shown=overview shading shown_completions verdict visits"
     ),
     ("reporting.logging", "reporting", "files logged progress writers tensorboard"),
     ("in_jax", "in_jax", "provided=settings turns=rollout"),

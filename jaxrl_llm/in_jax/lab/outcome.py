@@ -1,5 +1,5 @@
-"""The outcome of a method on a task at one point of the grid: numbers of each seed, and curves with intervals; tables of
-outcomes as Markdown, one for each task and one over all of them."""
+"""The outcome of a method on a task at one point of the grid: numbers of each seed, and curves with intervals; tables
+of outcomes as Markdown, one for each task and one over all of them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
