@@ -32,7 +32,9 @@ _MOVES = (
     ),
     ("core", "rollouts", "rules"),
     ("curriculum", "curriculum", "stages=scores"),
-    ("training", "runs", "loop learning=step setup config inputs method source state metrics rollout"),
+    ("training", "runs", "loop learning=step setup config inputs method source state metrics rollout rollback=step"),
+    ("training", "training.health", "rollback=step"),
+    ("training.folder", "training.folder", "group_lines=completion_lines"),
     ("training.rollout", "training", "agents play"),
     ("training.source", "training", "swarm"),
     ("training.evaluation", "runs", "evaluate"),
@@ -50,11 +52,11 @@ _MOVES = (
     ),
     (
         "training.health", "runs",
-        "goodput watchdog spikes=loss_spikes rollback memory_error=oom profiling activity=goodput first_checks"
+        "goodput watchdog spikes=loss_spikes memory_error=oom profiling activity=goodput first_checks"
     ),
     (
         "plan", "runs",
-        "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=times "
+        "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=estimate "
         "default_mesh=choose_mesh"
     ),
     ("plan.program", "distributed", "cost program_text=text work=cost"),
@@ -79,14 +81,25 @@ _MOVES = (
     ("data.sources", "data", "files hub random_access shards=files"),
     ("rewards", "rewards", "shaping=transforms"),
     ("rewards.workers", "rewards", "loading memory=child process runner worker"),
-    ("learner", "learner", "learn=step steps=microbatches diagnose=nonfinite pack=packing rescoring=outputs"),
+    (
+        "learner", "learner",
+        "learn=step steps=microbatches diagnose=nonfinite pack=packing rescoring=outputs turnwise_updates=step"
+    ),
+    ("plan", "plan", "times=estimate"),
+    ("reporting.html", "reporting.html", "conversations=shading"),
     (
         "reporting.html", "reporting",
         "charts credit_page curves report run_data lines=run_data settings_shown=overview shading shown_completions "
         "verdict"
     ),
     ("reporting.logging", "reporting", "files logged progress writers tensorboard"),
-    ("in_jax.lab", "lab", "config figures=results grid=config laboratory outcome results runs statistics tables"),
+    ("in_jax", "in_jax", "turns=rollout"),
+    ("in_jax.lab", "in_jax.lab", "runs=laboratory tables=outcome"),
+    ("in_jax.tasks", "in_jax.tasks", "environment=task"),
+    (
+        "in_jax.lab", "lab",
+        "config figures=results grid=config laboratory outcome results statistics runs=laboratory tables=outcome"
+    ),
 )  # fmt: skip
 
 # Modules that one method alone used, whose file has their names now: old path = family.method.

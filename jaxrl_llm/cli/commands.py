@@ -6,7 +6,6 @@ Those that sample from a model are in `eval_and_sample`, those about this instal
 import dataclasses
 import inspect
 import os
-import typing
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Literal
@@ -16,8 +15,7 @@ from jaxrl_llm.cli.front import front_command
 from jaxrl_llm.cli.host_options import host_options
 from jaxrl_llm.cli.info import agent_demo_command, demo_command, env_command
 from jaxrl_llm.cli.lab import lab_command
-from jaxrl_llm.cli.option_groups import setting_docs
-from jaxrl_llm.cli.options import before, flag, only, options_class, parse, parse_config, positional, short_help, take
+from jaxrl_llm.cli.options import flag, options_class, parse, parse_config, positional, settings_rows, short_help, take
 from jaxrl_llm.cli.peer_options import method_name, translated
 from jaxrl_llm.cli.plan import plan_command
 from jaxrl_llm.cli.reward_eval import reward_eval_command
@@ -42,7 +40,9 @@ def train_command(arguments: list[str]) -> int:
     """Train a policy. Every setting is an option; --config FILE (YAML or TOML) sets them too, the command line wins."""
     from jaxrl_llm.training.folder.files import RunFolder, has_begun
 
-    arguments = own_names(arguments)
+    arguments, notes = translated(arguments)
+    if notes:  # what other libraries call the options
+        complain(f"here {', '.join(notes)}")
     arguments = short_help(arguments, "jaxrl train [OPTIONS]", str(train_command.__doc__), _OF_RUNS)
     given, arguments = take(arguments, "--resume")
     join, arguments = host_options(arguments)
@@ -71,14 +71,6 @@ def train_command(arguments: list[str]) -> int:
         return _train(config, resume, accept, first, join is None, strict)
 
 
-def own_names(arguments: list[str]) -> list[str]:
-    """The arguments with the names that options have here; what other libraries call them is said on stderr."""
-    found, notes = translated(arguments)
-    if notes:
-        complain(f"here {', '.join(notes)}")
-    return found
-
-
 def changed(config: TrainConfig, arguments: list[str]) -> TrainConfig:
     """The configuration of a run with settings given anew. InputError for those that affect steps already taken."""
     may = sorted(MAY_DIFFER - {"output"})
@@ -91,8 +83,8 @@ def changed(config: TrainConfig, arguments: list[str]) -> TrainConfig:
         )
     if not arguments:
         return config
-    hints, docs = typing.get_type_hints(TrainConfig), setting_docs(TrainConfig)
-    kind = options_class("resume", [(name, hints[name], docs[name], getattr(config, name)) for name in may])
+    rows = [(name, kind, doc, getattr(config, name)) for name, kind, doc, _ in settings_rows(TrainConfig, may)]
+    kind = options_class("resume", rows)
     args = parse(kind, arguments, "jaxrl train --resume RUN", None)
     return dataclasses.replace(config, **{name: getattr(args, name) for name in may})
 
@@ -140,7 +132,9 @@ def algorithms_command(arguments: list[str]) -> int:
     words, arguments = take(arguments, "--find")
     if words is not None and arguments:
         raise InputError(f"--find searches all methods: remove {' '.join(arguments)}")
-    name = method_name(only(arguments)) if arguments else None
+    if len(arguments) > 1:
+        raise InputError(f"this command takes one name at most: remove {' '.join(arguments[1:])}")
+    name = method_name(arguments[0]) if arguments else None
     if name is not None and name not in TEXT_METHODS:
         hyperparameters(name)  # an unknown name is told before JAX is imported, which takes a second
     from jaxrl_llm.algorithms.describe import listing, page
@@ -168,16 +162,17 @@ def report_command(arguments: list[str]) -> int:
         usage = "jaxrl report RUN [RUN ...] [--output FILE] [--prompts] [--after-steps N] [--compare METHOD ...]"
         print(f"usage: {usage}\n\n{inspect.getdoc(report_command)}")
         return 0
-    arguments, others = before(arguments, "--compare")
-    others = [method_name(name) for name in others]
+    at = arguments.index("--compare") if "--compare" in arguments else len(arguments)
+    if at + 1 == len(arguments):
+        raise InputError("--compare needs at least one name")
+    arguments, others = arguments[:at], [method_name(name) for name in arguments[at + 1 :]]
     prompts, arguments = flag(arguments, "--prompts")
     output, arguments = take(arguments, "--output")
     steps, names = take(arguments, "--after-steps")
-    for name in names:
-        if name.startswith("-"):
-            raise InputError(
-                f"jaxrl report has no option {name}: it takes runs, --output, --prompts, --after-steps and --compare"
-            )
+    if wrong := next((name for name in names if name.startswith("-")), None):
+        raise InputError(
+            f"jaxrl report has no option {wrong}: it takes runs, --output, --prompts, --after-steps and --compare"
+        )
     if steps is not None and (not others or not steps.isdecimal()):
         raise InputError(f"--after-steps is {steps}, but must be a number of steps, and is of --compare METHOD ...")
     folders = [RunFolder(name, reading=True) for name in names]

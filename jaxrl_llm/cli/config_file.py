@@ -82,25 +82,19 @@ def in_sections(values: dict[str, Any]) -> dict[str, Any]:
 def check_names(values: dict[str, Any], algorithm: str, parameters: Collection[str]) -> None:
     """InputError for an unknown setting in a file, at the top level or in a section."""
 
-    def names(kind: Any) -> list[str]:
-        return [field.name for field in dataclasses.fields(kind)]
-
-    for name in values:
-        if name not in names(TrainConfig):
-            if name in names(OptimizerConfig):
-                raise InputError(f"{name!r} is a setting of the section optimizer: write optimizer.{name}")
-            if name in parameters:
-                raise InputError(f"{name} is a hyper-parameter of {algorithm}: write algorithm.{name}")
-            inside = {f"optimizer.{one}": one for one in names(OptimizerConfig)}
-            inside |= {f"algorithm.{one}": one for one in parameters}
-            near = None if nearest(name, names(TrainConfig)) else nearest(name, inside.values())
-            if near is not None:
-                raise InputError(
-                    f"unknown setting {name!r}: did you mean {next(x for x in inside if inside[x] == near)}?"
-                )
-            raise unknown("setting", name, names(TrainConfig))
+    own, of_optimizer = ([field.name for field in dataclasses.fields(kind)] for kind in (TrainConfig, OptimizerConfig))
+    if (name := next((name for name in values if name not in own), None)) is not None:
+        if name in of_optimizer:
+            raise InputError(f"{name!r} is a setting of the section optimizer: write optimizer.{name}")
+        if name in parameters:
+            raise InputError(f"{name} is a hyper-parameter of {algorithm}: write algorithm.{name}")
+        inside = {f"optimizer.{one}": one for one in of_optimizer} | {f"algorithm.{one}": one for one in parameters}
+        near = None if nearest(name, own) else nearest(name, inside.values())
+        if near is not None:
+            raise InputError(f"unknown setting {name!r}: did you mean {next(x for x in inside if inside[x] == near)}?")
+        raise unknown("setting", name, own)
     sections = {
-        "optimizer": ("optimizer setting", names(OptimizerConfig)),
+        "optimizer": ("optimizer setting", of_optimizer),
         "hyperparameters": (f"hyper-parameter of {algorithm}", parameters),
     }
     for section, (kind, known) in sections.items():

@@ -80,16 +80,13 @@ def easy_first(rows: list[dict[str, Any]], draws: int, seed: int) -> Curriculum:
     """
     random = np.random.default_rng(seed)
     digits = np.array([row["reasoning_gym_entry"]["metadata"]["num_digits"] for row in rows])
-    share = np.linspace(0, 0.75, draws)
-    hard = np.diff(np.floor(np.cumsum(share)), prepend=0) > 0
+    hard = np.diff(np.floor(np.cumsum(np.linspace(0, 0.75, draws))), prepend=0) > 0
     order = np.zeros(draws, np.int32)
     for level, places in ((1, ~hard), (2, hard)):
         order[places] = np.resize(random.permutation(np.flatnonzero(digits == level)), places.sum())
 
-    def select(at: int, count: int) -> tuple[np.ndarray, int]:
-        return order.take(range(at, at + count), mode="wrap"), at + count
-
-    return Curriculum(lambda: 0, select, lambda at, step: at)
+    following = lambda at, count: (order.take(range(at, at + count), mode="wrap"), at + count)  # noqa: E731
+    return Curriculum(lambda: 0, following, lambda at, step: at)
 
 
 def examples(folder: Path, count: int = 3) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:

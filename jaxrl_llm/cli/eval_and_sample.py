@@ -47,11 +47,8 @@ def eval_command(arguments: list[str]) -> int:
     from jaxrl_llm.training.folder.files import RunFolder, run_config
     from jaxrl_llm.training.inputs import evaluation_inputs
 
-    changes: dict[str, Any] = {}
-    if args.max_new_tokens is not None:
-        changes["max_new_tokens"] = args.max_new_tokens
-    if args.rewards is not None:
-        changes |= {"rewards": args.rewards, "eval_reward": None}
+    changes: dict[str, Any] = {} if args.max_new_tokens is None else {"max_new_tokens": args.max_new_tokens}
+    changes |= {} if args.rewards is None else {"rewards": args.rewards, "eval_reward": None}
     config = dataclasses.replace(run_config(args.model), **changes)
     is_run = RunFolder(args.model, reading=True).is_run()
     output = partial(check_output_file, args.output)

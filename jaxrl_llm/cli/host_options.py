@@ -28,5 +28,4 @@ def host_options(arguments: list[str]) -> tuple[Callable[[], AbstractContextMana
         return None, arguments
     from jaxrl_llm.distributed.connect import joined  # here: importing JAX takes seconds
 
-    numbers = (None if text is None else int(text) for text in (count, index))
-    return partial(joined, coordinator, *numbers), arguments
+    return partial(joined, coordinator, *(None if text is None else int(text) for text in (count, index))), arguments

@@ -20,14 +20,6 @@ FIRST_STEPS = """First steps:
   jaxrl algorithms                                    methods, and where to start; jaxrl help COMMAND says more"""
 
 
-def help_text(commands: Mapping[str, Callable[[list[str]], int]]) -> str:
-    """What jaxrl --help prints: the commands with the first line of each one's description."""
-    lines = ["usage: jaxrl COMMAND ...   (jaxrl COMMAND --help, or jaxrl help COMMAND, says more)", ""]
-    lines += [f"  {name:11} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()]
-    lines += ["  help        This list, or what a command does: jaxrl help [COMMAND].", "", FIRST_STEPS]
-    return "\n".join(lines)
-
-
 def version_line() -> str:
     """The version, as jaxrl --version prints it."""
     return f"jaxrl_llm {__version__} (Python {sys.version.split()[0]})"
@@ -113,7 +105,10 @@ def _demo_arguments(kind: Any, arguments: list[str], command: Callable[..., int]
 def help_command(arguments: list[str], commands: Mapping[str, Callable[[list[str]], int]]) -> int:
     """Print the commands, or what one of them does."""
     if not arguments:
-        print(help_text(commands))
+        print("usage: jaxrl COMMAND ...   (jaxrl COMMAND --help, or jaxrl help COMMAND, says more)\n")
+        for name, command in commands.items():
+            print(f"  {name:11} {(command.__doc__ or '').splitlines()[0]}")
+        print(f"  help        This list, or what a command does: jaxrl help [COMMAND].\n\n{FIRST_STEPS}")
         return 0
     if len(arguments) > 1 and arguments[1:] != ["all"]:
         raise InputError(f"jaxrl help takes one command at most: remove {' '.join(arguments[1:])}")

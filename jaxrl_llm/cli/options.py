@@ -26,6 +26,7 @@ from jaxrl_llm.utils.peer_names import TRL_SAME
 from jaxrl_llm.utils.settings import as_arguments, range_checks
 
 Checks = Iterable[Callable[[], Any]]
+Check = Callable[[Any], Checks]  # of an instance of a class of options
 Option = tuple[str, Any, str, Any]  # its name, type and description, and its default: a value or a dataclass's field
 
 
@@ -79,8 +80,7 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
 
 def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:
     """A dataclass whose options are all settings, in their groups, and the method's hyper-parameters."""
-    conf, hints, docs = _tyro().conf, typing.get_type_hints(TrainConfig), setting_docs(TrainConfig)
-    defaults = {field.name: field for field in dataclasses.fields(TrainConfig)}
+    conf = _tyro().conf
     groups: list[tuple[str, Any, Any]] = []
 
     def add(name: str, about: Any, rows: Sequence[Option], *marks: Any) -> None:
@@ -88,12 +88,9 @@ def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:
         groups.append((name, Annotated[(made, about, *marks)], dataclasses.field(default_factory=made)))
 
     for name, (about, names) in GROUPS.items():
-        rows = [(one, hints[one], docs[one], fresh(defaults[one])) for one in names]
-        add(name, conf.arg(help=about), rows, conf.OmitArgPrefixes)
-    kinds, texts = typing.get_type_hints(OptimizerConfig), setting_docs(OptimizerConfig)
-    fields = dataclasses.fields(OptimizerConfig)
-    add("optimizer", conf.arg(help="AdamW and its schedule."),
-        [(one.name, kinds[one.name], texts[one.name], fresh(one)) for one in fields])  # fmt: skip
+        add(name, conf.arg(help=about), settings_rows(TrainConfig, names), conf.OmitArgPrefixes)
+    own = settings_rows(OptimizerConfig, OptimizerConfig.__dataclass_fields__)
+    add("optimizer", conf.arg(help="AdamW and its schedule."), own)
     about = f"Hyper-parameters of {method}"
     about += "." if is_in_file(method) else f"; jaxrl algorithms {method} has the equations."
     rows = [(one.name, one.kind, parameter_doc(one), one.default) for one in parameters]
@@ -101,13 +98,7 @@ def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:
     return dataclasses.make_dataclass("train", groups, frozen=True)
 
 
-def parse(
-    kind: Any,
-    arguments: list[str],
-    program: str,
-    description: str | None,
-    check: Callable[[Any], Checks] = lambda _: (),
-) -> Any:
+def parse(kind: Any, arguments: list[str], program: str, description: str | None, check: Check = lambda _: ()) -> Any:
     """Parse arguments into an instance of a dataclass, whose fields are within the ranges of their annotations.
 
     check: gives further checks of the instance. Raises InputError with each problem in one line, and SystemExit after
@@ -134,17 +125,17 @@ def options_class(name: str, rows: Iterable[Option]) -> Any:
     return dataclasses.make_dataclass(name, fields, frozen=True)
 
 
-def fresh(field: Any) -> Any:
-    """The default of a dataclass's field, for a field of another one."""
-    return dataclasses.field(default=field.default, default_factory=field.default_factory)
+def settings_rows(kind: Any, names: Iterable[str]) -> list[Option]:
+    """The options that some settings of a configuration's class are, with its defaults."""
+    hints, docs, fields = typing.get_type_hints(kind), setting_docs(kind), kind.__dataclass_fields__
+    fresh = lambda one: dataclasses.field(default=one.default, default_factory=one.default_factory)  # noqa: E731
+    return [(name, hints[name], docs[name], fresh(fields[name])) for name in names]
 
 
 def positional(name: str, many: bool = False) -> Any:
     """The type of a positional argument that the help calls by this name: a text, or many of them."""
-    conf = _tyro().conf
-    return Annotated[
-        tuple[str, ...] if many else str, conf.Positional, conf.arg(metavar=f"[{name} ...]" if many else name)
-    ]
+    conf, shown = _tyro().conf, f"[{name} ...]" if many else name
+    return Annotated[tuple[str, ...] if many else str, conf.Positional, conf.arg(metavar=shown)]
 
 
 SHORT = (
@@ -167,10 +158,8 @@ def short_help(arguments: list[str], usage: str, description: str, own: Sequence
     docs, method = setting_docs(TrainConfig), _last(arguments, "--algorithm")
     rows = [*own, *((f"--{name.replace('_', '-')}", docs[name]) for name in SHORT)]
     rows.insert(len(own) + 12, ("--optimizer.learning-rate", setting_docs(OptimizerConfig)["learning_rate"]))
-    if method is not None:
-        method = method_name(method)
-        for one in options_of(method, None):
-            rows.append((f"--algorithm.{one.name.replace('_', '-')}", parameter_doc(one)))
+    for one in [] if method is None else options_of(method_name(method), None):
+        rows.append((f"--algorithm.{one.name.replace('_', '-')}", parameter_doc(one)))
     width = max(len(option) for option, _ in rows) + 2
     lines = [f"usage: {usage}", "", *inspect.cleandoc(description).splitlines(), ""]
     for option, text in rows:
@@ -273,20 +262,3 @@ def _unknown_options(words: list[str], options: list[str]) -> str:
         else:
             found.append(f"unknown option {name}")
     return "; ".join(found)
-
-
-def before(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
-    """Split arguments at an option that takes the rest: (before it, after it). InputError if nothing follows it."""
-    if option not in arguments:
-        return arguments, []
-    at = arguments.index(option)
-    if at + 1 == len(arguments):
-        raise InputError(f"{option} needs at least one name")
-    return arguments[:at], arguments[at + 1 :]
-
-
-def only(arguments: list[str]) -> str:
-    """The single name that a command takes; InputError if there are more."""
-    if len(arguments) > 1:
-        raise InputError(f"this command takes one name at most: remove {' '.join(arguments[1:])}")
-    return arguments[0]

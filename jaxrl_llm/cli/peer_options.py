@@ -3,21 +3,13 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from jaxrl_llm.cli.peer_overrides import TUNIX_OTHER, TUNIX_SAME, VERL_OTHER, VERL_SAME
 from jaxrl_llm.core.arguments.signatures import TEXT_METHODS, known_methods, options
 from jaxrl_llm.utils.errors import InputError, InputErrors, unknown
-from jaxrl_llm.utils.peer_names import (
-    COMMANDS,
-    FILES,
-    METHODS,
-    TRL_FLAGS,
-    TRL_OTHER,
-    TRL_PLACE,
-    TRL_SAME,
-    Same,
-)
+from jaxrl_llm.utils.peer_names import COMMANDS, FILES, METHODS, TRL_FLAGS, TRL_OTHER, TRL_PLACE, TRL_SAME, Same
 
 _OVERRIDE = re.compile(r"\+{0,2}([a-z][\w.]*)=(.*)", re.DOTALL)
 
@@ -41,7 +33,13 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     arguments, place = _without_place(arguments)
     at, found, notes, problems, overrides = 0, list[str](), list[str](), list[str](), list[str]()
-    known = _methods_options(arguments)
+    named = [
+        after if one == "--algorithm" else one.partition("=")[2]
+        for one, after in pairwise([*arguments, ""])
+        if one.partition("=")[0] == "--algorithm"
+    ]
+    method = method_name(named[-1] if named else "grpo")
+    known = {one.name for one in options(method)} if method in known_methods() else set()
     while at < len(arguments):
         argument, at = arguments[at], at + 1
         name, equals, value = argument.removeprefix("--").partition("=")
@@ -60,8 +58,10 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             notes.append(f"--{name} is {' '.join(chosen)}")
         elif plain in TRL_SAME:
             same = TRL_SAME[plain]
-            if lacking := _lacking(same.option, known):
-                problems.append(f"TRL's --{name} is {same.option} here, {lacking}")
+            own = same.option.removeprefix("--algorithm.").replace("-", "_")
+            if same.option.startswith("--algorithm.") and known and own not in known:
+                why = f"which {method} does not have: leave it out, or choose another --algorithm"
+                problems.append(f"TRL's --{name} is {same.option} here, {why}")
             notes.append(f"--{name} is {same.option}")
             found.append(f"{same.option}={same.values.get(value, value)}" if equals else same.option)
             while same.values and not equals and at < len(arguments) and not arguments[at].startswith("--"):
@@ -105,38 +105,13 @@ def _without_place(arguments: Sequence[str]) -> tuple[list[str], str]:
 
 def _with_place(arguments: Sequence[str], place: str) -> list[str]:
     """The arguments with the configuration and split added to the value of --prompts. InputError if there is none."""
-    out = list(arguments)
     for at, argument in enumerate(arguments):
-        if argument.startswith("--prompts="):
-            out[at] = argument + place
-            return out
-        if argument == "--prompts" and at + 1 < len(arguments):
-            out[at + 1] += place
-            return out
+        given = at + (argument == "--prompts")
+        if argument.partition("=")[0] == "--prompts" and given < len(arguments):
+            return [*arguments[:given], arguments[given] + place, *arguments[given + 1 :]]
     raise InputError(
         f"TRL's configuration and split of a data set are part of its name here: --prompts OWNER/NAME{place}"
     )
-
-
-def _methods_options(arguments: Sequence[str]) -> tuple[str, set[str]]:
-    """The method that the arguments choose, and the names of its hyper-parameters (empty if it is unknown)."""
-    chosen = "grpo"
-    for argument, following in zip(arguments, [*arguments, ""][1:], strict=True):
-        if argument.startswith("--algorithm="):
-            chosen = argument.partition("=")[2]
-        elif argument == "--algorithm":
-            chosen = following
-    chosen = method_name(chosen)
-    return chosen, {one.name for one in options(chosen)} if chosen in known_methods() else set()
-
-
-def _lacking(option: str, method: tuple[str, set[str]]) -> str:
-    """Why a method cannot take an option; "" if it can."""
-    name, parameters = method
-    own = option.removeprefix("--algorithm.").replace("-", "_")
-    if not option.startswith("--algorithm.") or not parameters or own in parameters:
-        return ""
-    return f"which {name} does not have: leave it out, or choose another --algorithm"
 
 
 def _of_override(text: str) -> tuple[str, Same | str] | None:

@@ -73,8 +73,7 @@ def plan_command(arguments: list[str]) -> int:
             raise InputError("of a run with max_staleness, jaxrl plan tells the split of the devices: leave "
                              "--shardings and --picture out")  # fmt: skip
         splits = plan_split.splits(config, devices)
-        own = {"--topology", "--slices", "--sampler-devices"}
-        command = shlex.join(["jaxrl", "train", *_without(given, own)])
+        command = shlex.join(["jaxrl", "train", *_without(given, "--sampler-devices")])
         print(json.dumps(plan_split.as_json(splits)) if as_object else plan_split.as_text(splits, command))
         return 0 if plan_split.best(splits).fits else 1
     asked, config = config, choose_mesh.planned(config, devices)
@@ -87,8 +86,7 @@ def plan_command(arguments: list[str]) -> int:
     shown = found.best or found.first
     if picture is not None and shown is not None:
         plan_table.write_picture(plan_table.plan_json(shown), picture)
-    own = {"--topology", "--slices", "--picture"}
-    given = _without(given, own) + chosen if found.best is None else _without(given, own | {"--mesh"})
+    given = _without(given) + chosen if found.best is None else _without(given, "--mesh")
     command = shlex.join(["jaxrl", "train", *given])
     print(json.dumps(plan_table.as_json(found)) if as_object else plan_table.as_text(found, command))
     return 0 if shown is not None and shown.fits else 1
@@ -106,8 +104,8 @@ def _prepare(topology: str) -> None:
         sys.path.append(str(beside))
 
 
-def _without(arguments: list[str], names: set[str]) -> list[str]:
-    """The arguments without those options and their values, and without the flags of `jaxrl plan`."""
-    for name in names:
+def _without(arguments: list[str], *names: str) -> list[str]:
+    """The arguments without those options and their values, and without those of `jaxrl plan`."""
+    for name in ("--topology", "--slices", "--picture", *names):
         _, arguments = take(arguments, name)
     return [argument for argument in arguments if argument not in ("--json", "--shardings")]

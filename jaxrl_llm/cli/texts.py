@@ -2,11 +2,9 @@
 
 import dataclasses
 import inspect
-import typing
 from typing import Any
 
-from jaxrl_llm.cli.option_groups import setting_docs
-from jaxrl_llm.cli.options import Option, flag, fresh, options_class, parse, take
+from jaxrl_llm.cli.options import Option, flag, options_class, parse, settings_rows, take
 from jaxrl_llm.cli.peer_options import method_name
 from jaxrl_llm.core.arguments.signatures import TEXT_METHODS, sentences_about
 from jaxrl_llm.training.config import TrainConfig
@@ -62,12 +60,10 @@ def parse_texts(method: str, arguments: list[str]) -> tuple[TrainConfig, str, in
     """(the configuration, the text to begin with, tokens of replies) of the options after a method; "" has no own."""
     from jaxrl_llm.core.arguments.hyperparameters import hyperparameters_of
 
-    hints, docs = typing.get_type_hints(TrainConfig), setting_docs(TrainConfig)
-    own = {field.name: field for field in dataclasses.fields(TrainConfig)}
     rows: list[Option] = [
         ("text", str, "The text to begin with.", ""),
         ("reply_tokens", int, "Most tokens of a reply to the method's questions.", REPLY_TOKENS),
-        *((name, hints[name], docs[name], DEFAULTS.get(name, fresh(own[name]))) for name in SETTINGS),
+        *((name, *what, DEFAULTS.get(name, usual)) for name, *what, usual in settings_rows(TrainConfig, SETTINGS)),
     ]
     parameters = []
     if method:

@@ -27,7 +27,7 @@ from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.copies import deep_copy
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite, flag
 from jaxrl_llm.environments.tools.base import SECONDS, Tool, Toolbox, result_text
-from jaxrl_llm.utils.errors import InputError, shown, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice, shown
 from jaxrl_llm.utils.threads import called, in_thread
 
 Factory = Callable[..., Any]
@@ -51,8 +51,7 @@ def environments(
         made = factory
         if isinstance(made, Mapping):
             name = str(row.get("environment"))
-            if name not in made:
-                raise unknown("environment", name, made)
+            require_choice("environment", name, made)
             made = made[name]
         return adapted(_made(made, row), tools, seconds, players)
 

@@ -180,18 +180,15 @@ class Replayable:
             await other.close()
             if isinstance(error, InputError) or not isinstance(error, Exception):
                 raise
-            raise self._no_copy(
-                why, f"a replay fails after {len(other._replies)} replies: {error_line(error)}"
-            ) from error
+            how = f"a replay fails after {len(other._replies)} replies: {error_line(error)}"
+            raise self._no_copy(why, how) from error
         return other
 
     def _check_answers(self, other: Replayable, why: str) -> None:
-        number = len(other._answers) - 1
-        before, now = self._answers[number], other._answers[number]
+        at = len(other._answers) - 1
+        before, now = self._answers[at], other._answers[at]
         if before != now:
-            raise self._no_copy(
-                why, f"a replay answers {shown(now)} and not {shown(before)} after {number} of its replies"
-            )
+            raise self._no_copy(why, f"a replay answers {shown(now)} and not {shown(before)} after {at} of its replies")
 
     def _no_copy(self, why: str, how: str) -> InputError:
         return InputError(
@@ -254,16 +251,14 @@ class _Walk(pickle.Pickler):
     def __init__(self) -> None:
         super().__init__(_Nowhere(), protocol=5)
 
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, FunctionType) and value.__closure__:
-            raise NotCopiedError(
-                f"the function {value.__qualname__} has variables of its own, which copies would share"
-            )
-        if isinstance(value, os.PathLike | weakref.finalize):
-            raise NotCopiedError(f"it holds {shown(value)}, whose copy would be the same")
-        if hasattr(type(value), "__del__"):
-            raise NotCopiedError(f"it holds {type(value).__name__}, which would be ended twice")
-        shared = isinstance(value, FunctionType) or (inspect.isclass(value) and value is not str)
-        if shared or hasattr(type(value), "__deepcopy__"):
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType) and obj.__closure__:
+            raise NotCopiedError(f"the function {obj.__qualname__} has variables of its own, which copies would share")
+        if isinstance(obj, os.PathLike | weakref.finalize):
+            raise NotCopiedError(f"it holds {shown(obj)}, whose copy would be the same")
+        if hasattr(type(obj), "__del__"):
+            raise NotCopiedError(f"it holds {type(obj).__name__}, which would be ended twice")
+        shared = isinstance(obj, FunctionType) or (inspect.isclass(obj) and obj is not str)
+        if shared or hasattr(type(obj), "__deepcopy__"):
             return str, ()
         return NotImplemented

@@ -106,10 +106,8 @@ class RecordedSteps:
             self.patched, text = self.patched + 1, said_by(expert)
         if self.at == len(self.steps):
             return Observation(reward=reward, done=True)
-        self.told += [
-            {"role": "assistant", "content": text},
-            {"role": "user", "content": self.steps[self.at]["observation"]},
-        ]
+        seen = self.steps[self.at]["observation"]
+        self.told += [{"role": "assistant", "content": text}, {"role": "user", "content": seen}]
         return Observation(list(self.told), reward, state=str(self.at), info={"patched": float(not matches)})
 
     def close(self) -> float:
@@ -124,6 +122,5 @@ def said_by(step: Mapping[str, Any]) -> str:
 
 
 def _is_step(step: Any) -> bool:
-    if not isinstance(step, Mapping) or not isinstance(step.get("observation"), str):
-        return False
-    return isinstance(step.get("action"), Mapping) and isinstance(step["action"].get("action"), str)
+    told = isinstance(step, Mapping) and isinstance(step.get("observation"), str)
+    return told and isinstance(step.get("action"), Mapping) and isinstance(step["action"].get("action"), str)

@@ -1,10 +1,14 @@
-"""Sampling inside a compiled program: prompts of a task, completions of a policy, their rewards, and its success.
+"""Sampling inside a compiled program: prompts of a task, completions of a policy or episodes with an environment, their
+rewards, and its success.
 
-N rows, P prompt tokens, T completion tokens, L = P + T.
+N rows, P prompt tokens, T completion tokens, L = P + T; of episodes K turns of O tokens of an observation and A tokens
+of a reply, T = K (O + A).
 """
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +16,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.shapes import INTEGERS, check_array
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.in_jax.settings import LabSettings, make_policy
-from jaxrl_llm.in_jax.tasks.task import Task, observed
-from jaxrl_llm.in_jax.turns import Completions, converse, greedy_return, sample_episodes
+from jaxrl_llm.in_jax.tasks.task import Environment, Played, Task, final_scores, observed, play
 from jaxrl_llm.models.by_row import with_members
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.forward import empty_cache
@@ -35,17 +38,15 @@ def roll_out(
     P, T = task.prompt_length, task.completion_length
     prompts = jnp.repeat(prompts, group_size, axis=0)
     if task.environment is not None:
-        return converse(policy, params, task, task.environment, prompts, key, greedy)[0]
+        return converse(policy, params, task, prompts, key, greedy)[0]
     N = prompts.shape[0]
-    stacked = isinstance(params["layers"], dict)
-    cache = empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, stacked)
+    cache = empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, isinstance(params["layers"], dict))
+    ones = jnp.ones((N, 1), jnp.int32)
 
     def advance(carry: tuple[Any, Array, Array, Any], at: tuple[Array, Array, Array]) -> tuple[Any, Completions]:
         cache, newest, done, said = carry
         place, given, key = at
-        hidden, cache = policy.forward(
-            params, newest[:, None], jnp.full((N, 1), place), jnp.ones((N, 1), jnp.int32), cache
-        )
+        hidden, cache = policy.forward(params, newest[:, None], jnp.full((N, 1), place), ones, cache)
         logits = jax.nn.log_softmax(policy.logits_of(params, hidden[:, 0]))
         chosen = jnp.argmax(logits if greedy else logits + jax.random.gumbel(key, logits.shape), axis=-1)
         token = jnp.where(done, task.end, chosen).astype(jnp.int32)
@@ -90,37 +91,18 @@ def sample_batch(
         own = with_members(policy, params, number, seed)
         info = {"member": number.astype(jnp.float32), "member_seed": jnp.full(number.shape, seed, jnp.float32)}
     drawn = roll_out(policy, own, task, shown, for_tokens, group_size, greedy=seed is not None)
-    repeated, P = jnp.repeat(shown, group_size, axis=0), task.prompt_length
+    repeated = jnp.repeat(shown, group_size, axis=0)
     components, reward = jax.vmap(task.score)(repeated, drawn.tokens)
     if task.observe is not None:
         info["true_reward"] = reward
     components, reward = observed(task, jax.random.fold_in(key, 2), components, reward)
 
-    def beside(x: Array) -> Array:
-        """[N, T] -> [N, L]"""
-        return jnp.pad(x, ((0, 0), (P, 0)))
-
-    actions = beside(drawn.mask)
-    turn: Array | int = 0
+    turn = jnp.zeros(drawn.tokens.shape, jnp.int32)
     if task.given is not None:  # the environment's tokens part one turn from the next
-        turn = jnp.cumsum(jnp.pad(actions[:, 1:] & ~actions[:, :-1], ((0, 0), (1, 0))), axis=1) - 1
-    batch = Trajectories(
-        tokens=jnp.concatenate([repeated, drawn.tokens], axis=1),
-        token_mask=beside(drawn.real) | (jnp.arange(actions.shape[1]) < P),
-        action_mask=actions,
-        behaviour_logp=beside(drawn.logp),
-        policy_step=jnp.full(actions.shape, step, jnp.int32),
-        turn=jnp.where(actions, turn, -1).astype(jnp.int32),
-        group=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group_size),
-        prompt_id=jax.vmap(task.number)(repeated).astype(jnp.int32),
-        truncated=jnp.all(drawn.real, axis=1) & (drawn.tokens[:, -1] != task.end),
-        temperature=jnp.ones(repeated.shape[0]),
-        rewards=components,
-        reward=reward,
-        entropy=beside(drawn.entropy),
-        info=info or None,
-    )
-    return batch, shown
+        turn = jnp.cumsum(drawn.mask & ~jnp.pad(drawn.mask[:, :-1], ((0, 0), (1, 0))), axis=1) - 1
+    truncated = jnp.all(drawn.real, axis=1) & (drawn.tokens[:, -1] != task.end)
+    scores: dict[str, Any] = {"rewards": components, "reward": reward, "truncated": truncated, "info": info or None}
+    return batch_of(task, repeated, drawn, turn, step, group_size, **scores), shown
 
 
 def given_pairs(task: Task, key: Array, step: Array | int, prompts: int) -> Trajectories:
@@ -133,23 +115,10 @@ def given_pairs(task: Task, key: Array, step: Array | int, prompts: int) -> Traj
     same = jnp.all(chosen == rejected, axis=1, keepdims=True)
     said = jnp.stack([chosen, rejected], axis=1).reshape(2 * prompts, -1)
     reward = jnp.where(same, jnp.nan, jnp.array([1.0, 0.0])).reshape(-1)
-    asked, P = jnp.repeat(shown, 2, axis=0), task.prompt_length
-    before_end = jnp.cumsum(said == task.end, axis=1) - (said == task.end) == 0
-    actions = jnp.pad(before_end, ((0, 0), (P, 0)))
-    return Trajectories(
-        tokens=jnp.concatenate([asked[:, :P], said], axis=1),
-        token_mask=actions | (jnp.arange(actions.shape[1]) < P),
-        action_mask=actions,
-        behaviour_logp=jnp.zeros(actions.shape),
-        policy_step=jnp.full(actions.shape, step, jnp.int32),
-        turn=jnp.where(actions, 0, -1).astype(jnp.int32),
-        group=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), 2),
-        prompt_id=jax.vmap(task.number)(asked).astype(jnp.int32),
-        truncated=jnp.zeros(2 * prompts, bool),
-        temperature=jnp.ones(2 * prompts),
-        rewards={GIVEN: reward},
-        reward=reward,
-    )
+    before_end, zeros = jnp.cumsum(said == task.end, axis=1) - (said == task.end) == 0, jnp.zeros(said.shape)
+    given = Completions(said, before_end, before_end, zeros, zeros)
+    scores: dict[str, Any] = {"rewards": {GIVEN: reward}, "reward": reward, "truncated": jnp.zeros(2 * prompts, bool)}
+    return batch_of(task, jnp.repeat(shown, 2, axis=0), given, zeros, step, 2, **scores).replace(entropy=None)
 
 
 def true_reward(batch: Trajectories) -> Array:
@@ -184,3 +153,128 @@ def evaluate_task(
 def _evaluate(policy: Policy, params: Params, task: Task, key: Array, prompts: int, samples: int) -> dict[str, Array]:
     batch, _ = sample_batch(policy, params, task, key, 0, prompts, samples)
     return {"reward": batch.need("reward"), **(batch.rewards or {})}
+
+
+def converse(
+    policy: Policy, params: Params, task: Task, prompts: Array, key: Array, greedy: bool = False
+) -> tuple[Completions, Played]:
+    """An episode of each prompt int32[N, P + H]: the cache goes on over turns, and observations go through the model as
+    given tokens."""
+    P, T, environment = task.prompt_length, task.completion_length, task.environment
+    assert environment is not None
+    told, K = environment.observation, environment.turns
+    length = told + environment.reply
+    N, shown = prompts.shape[0], prompts[:, :P]
+    cache = empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, isinstance(params["layers"], dict))
+    ones = jnp.ones((N, 1), jnp.int32)
+    if P > 1:
+        before = jnp.broadcast_to(jnp.arange(P - 1), (N, P - 1))
+        _, cache = policy.forward(params, shown[:, :-1], before, jnp.ones((N, P - 1), jnp.int32), cache)
+
+    def advance(carry: tuple[Any, Array], at: tuple[Array, Array, Array, Array]) -> tuple[Any, Any]:
+        cache, newest = carry
+        place, is_told, seen, key = at
+        hidden, cache = policy.forward(params, newest[:, None], jnp.full((N, 1), place), ones, cache)
+        logits = jax.nn.log_softmax(policy.logits_of(params, hidden[:, 0]))
+        chosen = jnp.argmax(logits if greedy else logits + jax.random.gumbel(key, logits.shape), axis=-1)
+        token = jnp.where(is_told, seen, chosen).astype(jnp.int32)
+        logp = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+        return (cache, token), (token, logp, -jnp.sum(jnp.exp(logits) * logits, axis=-1))
+
+    def act(carry: Any, state: Any, seen: Array, given: tuple[Array, Array]) -> tuple[Any, Array, Any]:
+        first, keys = given
+        place = jnp.arange(length)
+        said = jnp.pad(seen, ((0, 0), (0, environment.reply))).T
+        carry, (tokens, *numbers) = jax.lax.scan(advance, carry, (first + place, place < told, said, keys))
+        return carry, tokens[told:].T, numbers
+
+    keys = jax.random.split(key, T).reshape(K, length)
+    first = P - 1 + length * jnp.arange(K)
+    played = play(environment, prompts, task.end, act, (cache, shown[:, -1]), (first, keys))
+    logp, entropy = (jnp.where(played.acted, x.reshape(T, N).T, 0.0) for x in played.kept)
+    return Completions(played.tokens, played.acted, played.real, logp, entropy), played
+
+
+def sample_episodes(
+    policy: Policy, params: Params, task: Task, environment: Environment, key: Array, step: Array | int, prompts: int,
+    group_size: int, by_turn: bool = False,
+) -> tuple[Trajectories, Array]:  # fmt: skip
+    """A scored batch of so many episodes of each of so many fresh prompts; and those prompts, int32[n, P + H].
+
+    by_turn: rewards of turns are the batch's `turn_rewards`, and its reward is the rest; otherwise the reward is the
+    return and there are no `turn_rewards`. The batch has `state_key`, and in its info `episode`, `first_turn`, the
+    return as `true_reward`, and with tools `calls` and `failed_calls`.
+    """
+    for_prompts, for_tokens = jax.random.split(key)
+    fresh = jax.vmap(task.sample)(jax.random.split(for_prompts, prompts))
+    repeated = jnp.repeat(fresh, group_size, axis=0)
+    drawn, played = converse(policy, params, task, repeated, for_tokens)
+    N = repeated.shape[0]
+    components, final = final_scores(environment, played)
+    of_turns = jnp.sum(played.rewards, axis=1)
+    total = final + of_turns
+    components, final = observed(task, jax.random.fold_in(key, 2), components, final)
+    zeros = jnp.zeros(N)
+    info = {"true_reward": total, "episode": jnp.arange(N) % group_size + zeros, "first_turn": zeros}
+    if environment.calls is not None:
+        info["calls"], info["failed_calls"] = jax.vmap(environment.calls)(played.last)
+    batch = batch_of(
+        task,
+        repeated,
+        drawn,
+        played.turns_of(jnp.broadcast_to(jnp.arange(environment.turns), played.played.shape)),
+        step,
+        group_size,
+        truncated=~played.done,
+        rewards=components,
+        reward=final if by_turn else final + of_turns,
+        turn_rewards=played.rewards if by_turn else None,
+        state_key=played.states,
+        info=info,
+    )
+    return batch, fresh
+
+
+def batch_of(
+    task: Task, prompts: Array, drawn: Completions, turn: Array, step: Array | int, group_size: int, **scores: Any
+) -> Trajectories:
+    """The batch of completions [N, T] of prompts int32[N, P + H], as groups of adjacent rows: [N, L].
+
+    turn: int32[N, T] of each place, which counts where the policy chose the token. scores: further fields.
+    """
+    beside = lambda x: jnp.pad(x, ((0, 0), (task.prompt_length, 0)))  # noqa: E731
+    actions, N = beside(drawn.mask), prompts.shape[0]
+    return Trajectories(
+        tokens=jnp.concatenate([prompts[:, : task.prompt_length], drawn.tokens], axis=1),
+        token_mask=beside(drawn.real) | (jnp.arange(actions.shape[1]) < task.prompt_length),
+        action_mask=actions,
+        behaviour_logp=beside(drawn.logp),
+        policy_step=jnp.full(actions.shape, step, jnp.int32),
+        turn=jnp.where(actions, beside(turn), -1).astype(jnp.int32),
+        group=jnp.repeat(jnp.arange(N // group_size, dtype=jnp.int32), group_size),
+        prompt_id=jax.vmap(task.number)(prompts).astype(jnp.int32),
+        temperature=jnp.ones(N),
+        entropy=beside(drawn.entropy),
+        **scores,
+    )
+
+
+def greedy_return(
+    policy: Policy, params: Params, task: Task, environment: Environment, prompts: Array, key: Array | None = None
+) -> Array:
+    """f32[n]: the return of the most probable replies (token by token) to each prompt; key: see `greedy_reward`."""
+    _, played = converse(policy, params, task, prompts, jax.random.key(0), greedy=True)
+    components, final = final_scores(environment, played)
+    if key is not None:
+        final = observed(task, key, components, final)[1]
+    return final + jnp.sum(played.rewards, axis=1)
+
+
+class Completions(NamedTuple):
+    """Of N prompts, a row for each completion."""
+
+    tokens: Array  # int32[N, T], the end token from its first place on
+    mask: Array  # bool[N, T] true where the policy chose the token: up to its end token, inclusive
+    real: Array  # bool[N, T] true there, and at the environment's tokens between
+    logp: Array  # f32[N, T]
+    entropy: Array  # f32[N, T]

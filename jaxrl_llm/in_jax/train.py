@@ -29,22 +29,27 @@ from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.core.transform import Metrics, RunFacts
-from jaxrl_llm.in_jax.provided import (
+from jaxrl_llm.in_jax.rollout import given_pairs, greedy_reward, sample_batch, true_reward
+from jaxrl_llm.in_jax.settings import (
+    DEFAULTS,
     EXPERIENCE,
+    LabSettings,
     by_turn,
     check_lone,
     check_losses,
+    check_settings,
     experience_of,
+    fresh_params,
+    make_optimizer,
+    make_policy,
     population_of,
     provided,
     trains_on_pairs,
 )
-from jaxrl_llm.in_jax.rollout import given_pairs, greedy_reward, sample_batch, true_reward
-from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_optimizer, make_policy
-from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import Task
-from jaxrl_llm.in_jax.tasks.environment import replayed
+from jaxrl_llm.in_jax.tasks.task import replayed
 from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import draw_steps
 from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.learner.update import update
@@ -148,8 +153,7 @@ def make_train(
                 raise InputError(f"the laboratory has causal language models, and this method {what}: use a run")
         if method.phases is not None:
             raise InputError("the laboratory updates all turns at once, and this method one after the other: use a run")
-        rate = given.get("learning_rate", settings.learning_rate)
-        optimizer = make_optimizer(settings, rate)
+        optimizer = make_optimizer(settings, given.get("learning_rate", settings.learning_rate))
         if method.outer is not None:
             optimizer = method.outer.around(optimizer, settings.epochs * settings.minibatches)
         for_params, for_steps = jax.random.split(key)

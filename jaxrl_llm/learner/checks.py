@@ -133,15 +133,13 @@ def check_others(
     teacher: FrozenPolicy | Teachers | None = None,
 ) -> None:
     """InputError where a policy that is needed beside the one that learns is missing, donated, or of another model."""
-    if reference is not None:
-        for one in reference.policies if isinstance(reference, Mixture) else (reference,):
-            check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
-            check_params(policy, one, needs_other=False)
+    copies = [("reference", one) for one in (reference.policies if isinstance(reference, Mixture) else (reference,))]
+    for name, copy in [*copies, ("previous", previous)]:
+        if copy is not None:
+            check_alive(f"a parameter of the {name} policy", copy, "Keep a copy that no update takes")
+            check_params(policy, copy, needs_other=False)
     for one in () if teacher is None else teacher.policies if isinstance(teacher, Teachers) else (teacher,):
         check_params(one.policy, one.params, needs_other=False)
-    if previous is not None:
-        check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
-        check_params(policy, previous, needs_other=False)
     if of_reference(needs, teacher is not None) and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
     if of_previous(needs) and previous is None:

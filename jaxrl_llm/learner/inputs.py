@@ -53,11 +53,9 @@ def provide(
     wanted = wanted_of(needs)
     if record_experts:
         wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)
-    models = Models(
-        policy, params, reference, previous, target, teacher, batch, steps, wanted, wanted_of_teacher(needs)
-    )
+    found = Models(policy, params, reference, previous, target, teacher, batch, steps, wanted, wanted_of_teacher(needs))
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:
-            batch = need.put(batch, need.compute(models, models.batch, number), number)
-    return batch.replace(experts=(models.old.extras or {})["experts"]) if record_experts else batch
+            batch = need.put(batch, need.compute(found, found.batch, number), number)
+    return batch.replace(experts=(found.old.extras or {})["experts"]) if record_experts else batch

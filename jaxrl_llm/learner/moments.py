@@ -51,8 +51,7 @@ def stays_finite(
     Works with any optax optimiser; no step is taken. only: the one entry of the parameters that changes. Integers count
     as finite, and so do moments that were not finite before, such as the lowest loss so far.
     """
-    extended = optax.with_extra_args_support(optimizer)
-    updates, moments = extended.update(gradients, state, params, dry=True)
+    updates, moments = optax.with_extra_args_support(optimizer).update(gradients, state, params, dry=True)
     new = optax.apply_updates(params, updates)
 
     def good(new: Any, old: Any = 0.0) -> jax.Array:
@@ -93,10 +92,7 @@ def scale_by_adam(
         state = in_place(advance, state, jnp.isfinite(norm), dry)
         unbias = [1 - beta ** state.count.astype(jnp.float32) for beta in (beta1, beta2)]
 
-        def scaled(m: jax.Array, n: jax.Array) -> jax.Array:
-            return m / unbias[0] / (jnp.sqrt(n / unbias[1]) + epsilon)
-
-        return jax.tree.map(scaled, state.mu, state.nu), state
+        return jax.tree.map(lambda m, n: m / unbias[0] / (jnp.sqrt(n / unbias[1]) + epsilon), state.mu, state.nu), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

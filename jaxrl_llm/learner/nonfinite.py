@@ -71,8 +71,7 @@ def not_finite(
     if state is not None:
         frozen = with_moments(policy, objective.needs, frozen, state.optimizer)
         params = combine(frozen, params)
-    wanted = wanted_of(objective.needs, DURING_UPDATE)
-    outputs = outputs_of(policy, params, batch, steps, wanted)
+    outputs = outputs_of(policy, params, batch, steps, wanted_of(objective.needs, DURING_UPDATE))
     if (name := not_finite_in({"log-probabilities": outputs.logp, "entropies": outputs.entropy})) is not None:
         return f"the policy's {name}"
     learning = params if state is None else state.params

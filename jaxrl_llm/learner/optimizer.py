@@ -104,9 +104,8 @@ def _adafactor(config: OptimizerConfig, rate: optax.Schedule) -> optax.GradientT
         return jnp.minimum(1.0 - (jnp.asarray(step, jnp.float32) + 1.0) ** -exponent, config.beta2)
 
     second = optax.scale_by_factored_rms(epsilon=max(config.epsilon**2, 1e-30), decay_rate_fn=decay)
-    clip = [optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []
     return optax.chain(
-        *clip,
+        *([optax.clip_by_global_norm(config.max_grad_norm)] if config.max_grad_norm else []),
         as_matrices(second),
         optax.clip_by_block_rms(1.0),
         optax.add_decayed_weights(config.weight_decay, decayed),
@@ -136,10 +135,7 @@ def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransforma
     inner = optax.with_extra_args_support(inner)
 
     def flat(tree: Any) -> Any:
-        def flatten(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-            return x.reshape(merge_heads(str(getattr(path[-1], "key", path[-1])), x.shape))
-
-        return jax.tree_util.tree_map_with_path(flatten, tree)
+        return jax.tree_util.tree_map_with_path(lambda path, x: x.reshape(merge_heads(_last(path), x.shape)), tree)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         updates, state = inner.update(flat(gradients), state, flat(params), **extra)
@@ -167,8 +163,11 @@ NOT_DECAYED = frozenset(weight.name for weight in (*TABLE, *HEAD_MLP, *HEAD) if 
 
 def decayed(params: Any) -> Any:
     """Which parameters weight decay acts on: true for projections, false for embeddings, norms and biases."""
-    name_of = lambda path: str(getattr(path[-1], "key", path[-1]))  # noqa: E731
-    return jax.tree_util.tree_map_with_path(lambda path, _: name_of(path) not in NOT_DECAYED, params)
+    return jax.tree_util.tree_map_with_path(lambda path, _: _last(path) not in NOT_DECAYED, params)
+
+
+def _last(path: tuple[Any, ...]) -> str:
+    return str(getattr(path[-1], "key", path[-1]))
 
 
 class MasterState(NamedTuple):
@@ -204,24 +203,19 @@ def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) ->
         if params is None or not any(map(narrow, jax.tree.leaves(params))):
             return inner.update(gradients, state, params, **extra)
 
-        def gradients32(one: jax.Array | float) -> Any:
-            return jax.tree.map(lambda g: one * g.astype(jnp.float32), gradients)
-
+        gradients32 = lambda one: jax.tree.map(lambda g: one * g.astype(jnp.float32), gradients)  # noqa: E731
         if not master_copy:
             params32 = jax.tree.map(lambda p: p.astype(jnp.float32), params)
             return inner.update(gradients32(1.0), state, params32, **extra)
 
-        def params32_of(master: jax.Array, p: jax.Array) -> jax.Array:
-            return jnp.where(master.astype(p.dtype) == p, master, p.astype(jnp.float32))
-
         def advance(before: tuple[Any, Any], one: jax.Array | float) -> tuple[Any, Any]:
-            params32 = jax.tree.map(params32_of, before[0], params)
+            own = lambda master, p: jnp.where(master.astype(p.dtype) == p, master, p.astype(jnp.float32))  # noqa: E731
+            params32 = jax.tree.map(own, before[0], params)
             updates, after = inner.update(gradients32(one), before[1], params32, **extra)
             return jax.tree.map(jnp.add, params32, updates), after
 
         masters = jax.tree.map(lambda p, m: p if m is None else m, params, state.master)
-        finite = jnp.isfinite(optax.tree.norm(gradients))
-        new, after = in_place(advance, (masters, state.inner), finite, dry)
+        new, after = in_place(advance, (masters, state.inner), jnp.isfinite(optax.tree.norm(gradients)), dry)
         # What, added to the parameter and rounded to its dtype, gives the master rounded to it.
         updates = jax.tree.map(lambda n, p: n.astype(p.dtype).astype(jnp.float32) - p.astype(jnp.float32), new, params)
         return updates, MasterState(jax.tree.map(lambda p, n: n if narrow(p) else None, params, new), after)

@@ -126,8 +126,7 @@ class Models:
             return outputs_of(policy, params, rows, self.steps, wanted)
         policy, rows = of_a_reference(own, _under_teacher(self.batch, tokens, ids))
         unpacked = None if self.steps is None else self.steps.replace(packing=None)
-        found = outputs_of(policy, params, rows, unpacked, wanted)
-        return _from_teacher(self.batch, tokens, found)
+        return _from_teacher(self.batch, tokens, outputs_of(policy, params, rows, unpacked, wanted))
 
     @cached_property
     def answers(self) -> jax.Array:
@@ -173,10 +172,8 @@ def affinity(
 
     A replayed routing is that of the first.
     """
-    views = [
-        view_of(policy, weights, rows, packing)
-        for weights, rows in ((params, batch), (other, batch.replace(experts=None)))
-    ]
+    pairs = ((params, batch), (other, batch.replace(experts=None)))
+    views = [view_of(policy, weights, rows, packing) for weights, rows in pairs]
     sources = [distribution_at(policy, weights, view) for view, weights in zip(views, (params, other), strict=True)]
     return scatter(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)
 
@@ -219,20 +216,14 @@ def mean_of_answer(logp: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(count > 0, jnp.sum(jnp.where(mask, logp, 0.0), axis=1) / jnp.maximum(count, 1), jnp.nan)
 
 
-def observation_of(batch: Trajectories) -> jax.Array:
-    """int32[N, L]: the turn that follows, on each token between two turns; -1 elsewhere."""
-    turn = jnp.where(batch.action_mask, turn_numbers(batch), 2**30)
-    following = jax.lax.cummin(turn, axis=1, reverse=True)
-    between = batch.token_mask & ~batch.action_mask & (following > 0) & (following < 2**30)
-    return jnp.where(between, following, -1)
-
-
 def with_blank(batch: Trajectories, blanked: jax.Array, turn: int | jax.Array) -> Trajectories:
     """The rows with other tokens in place of the observation before a turn, and only this turn's actions.
 
     blanked: f32[N, L], info["blanked"]. Rows in which nothing changes have no actions.
     """
-    instead = (observation_of(batch) == turn) & (blanked >= 0)
+    following = jax.lax.cummin(jnp.where(batch.action_mask, turn_numbers(batch), 2**30), axis=1, reverse=True)
+    between = batch.token_mask & ~batch.action_mask & (following > 0) & (following < 2**30)
+    instead = (jnp.where(between, following, -1) == turn) & (blanked >= 0)
     tokens = jnp.where(instead, jnp.nan_to_num(blanked).astype(jnp.int32), batch.tokens)
     action = batch.action_mask & (turn_numbers(batch) == turn) & jnp.any(instead, axis=1)[:, None]
     return _rows(batch, tokens, batch.token_mask, action, batch.support_floor)

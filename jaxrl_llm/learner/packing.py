@@ -127,9 +127,8 @@ def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, col
     prefixes = [(int(rows[i]), int(offsets[i]), t.prefix) for i, t in enumerate(tries)]
     branching = [(i, t) for i, t in enumerate(tries) if part[i].lengths.any()]
     pieces = [(i, j, tokens) for i, t in branching for j, tokens in enumerate(t.subtrees)]
-    where, shift, parents = first_fit(
-        [len(tokens.source) for *_, tokens in pieces], suffix_width, [int(rows[i]) for i, *_ in pieces]
-    )
+    lengths = [len(tokens.source) for *_, tokens in pieces]
+    where, shift, parents = first_fit(lengths, suffix_width, [int(rows[i]) for i, *_ in pieces])
     suffixes = [(int(where[k]), int(shift[k]), tokens) for k, (*_, tokens) in enumerate(pieces)]
     at = {(i, j): (int(where[k]), int(shift[k])) for k, (i, j, _) in enumerate(pieces)}
     actions = [np.zeros((0, 5), int)]
@@ -161,9 +160,8 @@ def pack(
     multiple = math.lcm(multiple, chunk)
     n, L = len(slices[0]), rows.tokens.shape[1]
     split = [prefix_tries(rows.of(chosen), np.arange(n)) for chosen in slices]
-    W0, R0 = size_of_prefixes(
-        split, max(len(np.unique(rows.group[chosen])) for chosen in slices), L, columns * multiple, chunk
-    )
+    groups = max(len(np.unique(rows.group[chosen])) for chosen in slices)
+    W0, R0 = size_of_prefixes(split, groups, L, columns * multiple, chunk)
     trees = any(trie.shared.max() >= LEAST_SHARED for part in split for trie in part)
     longest = max((int(trie.lengths.max()) for part in split for trie in part), default=0)
     W1, R1 = 0, 0
@@ -223,8 +221,7 @@ def _lines(parents: Array, tiles: _Tiles) -> Array:
     if tiles.devices == 1:
         return np.arange(len(parents))
     each = tiles.suffixes[0] // tiles.prefixes[0]
-    before = [int((parents[:k] == p).sum()) for k, p in enumerate(parents)]
-    return parents * each + np.array(before, int)
+    return parents * each + np.array([int((parents[:k] == p).sum()) for k, p in enumerate(parents)], int)
 
 
 def _listed(assigned: Assigned, tiles: _Tiles) -> _Actions:

@@ -204,5 +204,4 @@ def number_tokens(trie: PrefixTrie, width: int, columns: int, number: int, multi
 def _aligned(starts: Array, size: int, multiple: int) -> Array:
     """The place of each of `size` tokens, where runs that begin with some of them begin at multiples."""
     lengths = np.diff([*starts, size])
-    begins = np.cumsum([0, *(-(-lengths[:-1] // multiple) * multiple)])
-    return np.arange(size) + np.repeat(begins - starts, lengths)
+    return np.arange(size) + np.repeat(np.cumsum([0, *(-(-lengths[:-1] // multiple) * multiple)]) - starts, lengths)

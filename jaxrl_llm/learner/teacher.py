@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -84,11 +85,7 @@ def under_teacher(batch: Trajectories, tokens: jax.Array, top: jax.Array | None 
     inside = known & (place >= jnp.maximum(prompt, 1))
     columns = jnp.clip(place - prompt + _first(batch)[:, None], 0, batch.tokens.shape[1] - 1)
 
-    def moved(x: jax.Array, otherwise: Any) -> jax.Array:
-        found = jnp.take_along_axis(x, columns.reshape(*columns.shape, *[1] * (x.ndim - 2)), axis=1)
-        return jnp.where(inside.reshape(*inside.shape, *[1] * (x.ndim - 2)), found, otherwise)
-
-    zeros = jnp.zeros(ids.shape)
+    moved, zeros = partial(_taken, columns=columns, inside=inside), jnp.zeros(ids.shape)
     return Trajectories(
         tokens=jnp.maximum(ids, 0), token_mask=known, action_mask=moved(batch.action_mask, False),
         behaviour_logp=zeros, policy_step=zeros.astype(jnp.int32), turn=moved(batch.turn, -1), group=batch.group,
@@ -101,17 +98,17 @@ def from_teacher(batch: Trajectories, tokens: jax.Array, found: Any) -> Any:
     """Arrays [N, T, ...] of the actions in `under_teacher` at their places in the batch, [N, L, ...]; 0 elsewhere."""
     known = tokens >= 0
     L, T = batch.tokens.shape[1], tokens.shape[1]
-    shift = _first(batch) - _prompts(batch, known)
-    columns = jnp.arange(L) - shift[:, None]
+    columns = jnp.arange(L) - (_first(batch) - _prompts(batch, known))[:, None]
     inside = batch.action_mask & (columns >= 0) & (columns < T) & jnp.any(known, axis=1)[:, None]
     columns = jnp.clip(columns, 0, T - 1)
+    return jax.tree.map(lambda x: _taken(x, 0.0, columns, inside), found)
 
-    def back(x: jax.Array) -> jax.Array:
-        more = [1] * (x.ndim - 2)
-        moved = jnp.take_along_axis(x, columns.reshape(*columns.shape, *more), axis=1)
-        return jnp.where(inside.reshape(*inside.shape, *more), moved, 0.0)
 
-    return jax.tree.map(back, found)
+def _taken(x: jax.Array, otherwise: Any, columns: jax.Array, inside: jax.Array) -> jax.Array:
+    """[N, L, ...]: what is at the columns int32[N, L] of x [N, T, ...], where they are inside."""
+    more = [1] * (x.ndim - 2)
+    found = jnp.take_along_axis(x, columns.reshape(*columns.shape, *more), axis=1)
+    return jnp.where(inside.reshape(*inside.shape, *more), found, otherwise)
 
 
 def _first(batch: Trajectories) -> jax.Array:
@@ -121,5 +118,4 @@ def _first(batch: Trajectories) -> jax.Array:
 
 def _prompts(batch: Trajectories, known: jax.Array) -> jax.Array:
     """int32[N]: tokens of the other prompts: those that are not the row's own from its first action on."""
-    own = jnp.sum(batch.token_mask, axis=1) - _first(batch)
-    return jnp.sum(known, axis=1) - own
+    return jnp.sum(known, axis=1) - (jnp.sum(batch.token_mask, axis=1) - _first(batch))

@@ -240,8 +240,7 @@ def diagnostics(outputs: PolicyOutputs, batch: Trajectories) -> Metrics:
         # Rows that were sampled under another prompt differ for that reason too.
         off = (marked == 1)[:, None] & (weights != 0)
         apart = {"off_prompt/mismatch": jnp.where(off, values["mismatch"], 0.0), "off_prompt/share": off + 0.0}
-        own = {name: jnp.where(off, 0.0, values[name]) for name in OWN}
-        values |= own | apart
+        values |= {name: jnp.where(off, 0.0, values[name]) for name in OWN} | apart
     return {name: jax.lax.stop_gradient(jnp.sum(x * weights) / tokens) for name, x in values.items()}
 
 

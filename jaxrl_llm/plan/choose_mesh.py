@@ -85,17 +85,15 @@ def with_mesh(config: TrainConfig, resumed: bool, given: Given | None = None) ->
         found = found._replace(sampling_mesh=config.sampling_mesh)
     if found.sampling_mesh != config.sampling_mesh:
         lines += [f"sampled on {found.sampling_mesh}, which decodes faster; --sampling-mesh sets another"]
-    changed = dataclasses.replace(config, mesh=found.mesh, sampling_mesh=found.sampling_mesh)
-    return changed, "; ".join(lines)
+    return dataclasses.replace(config, mesh=found.mesh, sampling_mesh=found.sampling_mesh), "; ".join(lines)
 
 
 def planned(config: TrainConfig, topology: Topology) -> TrainConfig:
     """The configuration with the meshes that a new run on these devices would choose; those that it names stay."""
     if len(topology.devices) == 1 or topology.platform == "cpu" or (config.mesh and config.sampling_mesh):
         return config
-    devices = Devices(
-        len(topology.devices), topology.hosts, topology.chip.usable, topology.slices, topology.chip, topology.platform
-    )
+    chip, count = topology.chip, len(topology.devices)
+    devices = Devices(count, topology.hosts, chip.usable, topology.slices, chip, topology.platform)
     found = _chosen(config, make_algorithm(config), devices)
     return dataclasses.replace(config, mesh=found.mesh, sampling_mesh=found.sampling_mesh)
 
@@ -150,11 +148,8 @@ def candidates(model: ModelConfig, devices: Devices) -> Iterator[AbstractMesh]:
     "expert", and then with "tensor", which must both lie in a host: they split the weights that each host samples with.
     """
     each = devices.count // devices.hosts
-    experts = divisors(each) if model.num_experts else [1]
     for tensor in divisors(each):
-        for expert in experts:
-            if each % (tensor * expert):
-                continue
+        for expert in divisors(each // tensor) if model.num_experts else [1]:
             rest = devices.count // (tensor * expert)
             within = [size for size in divisors(rest) if each % (tensor * expert * size) == 0]
             for fsdp in [*within, *(size for size in divisors(rest) if size not in within)]:

@@ -49,8 +49,7 @@ def full_batch(
     scores: dict[str, Any] = {"rewards": dict.fromkeys(map(component, config.rewards), reward), "reward": reward}
     batch = batch.replace(**scores)
     if model is not None and records(algorithm, model):
-        shape = (*batch.tokens.shape, model.num_layers, model.experts_per_token)
-        chosen: Any = np.zeros(shape, index_dtype(model))
+        chosen: Any = np.zeros((*batch.tokens.shape, model.num_layers, model.experts_per_token), index_dtype(model))
         batch = batch.replace(experts=chosen)
     if (thinking := rollout_of(config, algorithm).thinking) is not None:
         ids = random.integers(0, vocabulary, (*batch.tokens.shape, thinking.top_k))

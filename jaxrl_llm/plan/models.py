@@ -54,9 +54,7 @@ def depths(model: ModelConfig) -> tuple[int, int]:
     """Two small numbers of layers that hold each kind of layer as often as all layers do, as far as they go."""
     of_layer = model.kind_of_layer or (0,) * model.num_layers
     kinds = list(zip(model.rope_of_layer, model.window_of_layer, of_layer, strict=True))
-    period = next(
-        n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds))
-    )  # fmt: skip
+    period = next(n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
     return max(2, period), 2 * max(2, period)
 
 
@@ -88,8 +86,8 @@ def _as_shapes(models: Sequence[ModelConfig], config: TrainConfig) -> Weights:
 
 def model_bytes(weights: Weights, mesh: Mesh | AbstractMesh) -> int:
     """Bytes of models on each device of a mesh of one host, over which they are sharded as the policy is."""
-    total = 0
-    for model, tree in weights:
-        for x, place in zip(jax.tree.leaves(tree), jax.tree.leaves(fully_sharded(tree, model, mesh)), strict=True):
-            total += x.dtype.itemsize * math.prod(place.shard_shape(x.shape))
-    return total
+    return sum(
+        x.dtype.itemsize * math.prod(place.shard_shape(x.shape))
+        for model, tree in weights
+        for x, place in zip(jax.tree.leaves(tree), jax.tree.leaves(fully_sharded(tree, model, mesh)), strict=True)
+    )

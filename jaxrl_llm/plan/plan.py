@@ -7,7 +7,7 @@ the TPU compiler's own estimate of cycles, with the collectives that its schedul
 """
 
 import dataclasses
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,9 +18,9 @@ from jaxrl_llm.distributed.aot import Program
 from jaxrl_llm.distributed.chips import Chip, Topology
 from jaxrl_llm.distributed.hosts import of_this_host, units_of
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.learner.setup import compile_learning
+from jaxrl_llm.learner.step import compile_learning
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
-from jaxrl_llm.plan.estimate import COPY, arithmetic, held_bytes, host_memory
+from jaxrl_llm.plan.estimate import COPY, Arithmetic, Seconds, arithmetic, calls, held_bytes, host_memory, seconds_of
 from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.plan.models import depths
 from jaxrl_llm.plan.program.cost import Cost, at_depth, cost_of, followed, matrix_flops
@@ -37,12 +37,14 @@ from jaxrl_llm.plan.shapes import (
     shapes_of,
     state_shapes,
 )
-from jaxrl_llm.plan.times import Seconds, calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of
 
 SAMPLING = NAMES  # the programs of sampling; the others are of learning
+Programs = dict[str, Program]  # by name
+Costs = dict[str, Cost]
+Sampled = MutableMapping[str, Costs]  # see `compiled_plan`
 
 
 class Plan(NamedTuple):
@@ -108,9 +110,7 @@ def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
     held = held_bytes(state, abstract, config.reference_memory)
     sampling = sampling_arithmetic(config, state, sampled_on, sizes, units, topology.platform)
     found = arithmetic(config, model, algorithm, abstract, held, sampling)
-    return _assembled(
-        config, topology, mesh, sampler, sizes[0], state, found.held, found.phases, found.costs, compiled=False
-    )
+    return _assembled(config, topology, mesh, sampler, sizes[0], state, found, compiled=False)
 
 
 def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
@@ -129,9 +129,7 @@ def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
     return found._replace(costs=costs, seconds=_times(config, topology, shapes.sampler, shapes.size, costs))
 
 
-def compiled_plan(
-    config: TrainConfig, topology: Topology, sampled: MutableMapping[str, dict[str, Cost]] | None = None
-) -> Plan:
+def compiled_plan(config: TrainConfig, topology: Topology, sampled: Sampled | None = None) -> Plan:
     """The plan of a run's own programs, compiled for a topology. InputError for what the run would refuse.
 
     sampled: of sampling programs, by the settings that they read, what other plans for this topology have found;
@@ -178,34 +176,29 @@ def compiled_plan(
     for name, cost in costs.items():
         if name not in SAMPLING:
             phases[name] = {"batch": batch, "temporaries": cost.temporaries + max(cost.results, 0)}
-    return _assembled(
-        config, topology, shapes.mesh, shapes.sampler, shapes.size, shapes, held, phases, costs, compiled=True
-    )
+    found = Arithmetic(held, phases, costs)
+    return _assembled(config, topology, shapes.mesh, shapes.sampler, shapes.size, shapes, found, compiled=True)
 
 
 def _assembled(
     config: TrainConfig, topology: Topology, mesh: Mesh, sampler: Mesh, size: Size, arrays: RunShapes | StateShapes,
-    held: dict[str, int], phases: dict[str, dict[str, int]], costs: dict[str, Cost], *, compiled: bool,
+    found: Arithmetic, *, compiled: bool,
 ) -> Plan:  # fmt: skip
     plan = Plan(
         config, compiled, topology.chip, len(topology.devices), topology.rented, dict(mesh.shape),
-        dict(sampler.shape), held, phases, costs, _times(config, topology, sampler, size, costs),
+        dict(sampler.shape), *found, _times(config, topology, sampler, size, found.costs),
         host_memory(config, topology, arrays),
     )  # fmt: skip
     if topology.platform != "cpu":
         return plan
     # The devices' memory is the host's: a copy of the weights or of the state counts beyond what the phases take.
-    devices, copy = plan.peak * plan.devices, plan.host[COPY] + sum(held.values()) * plan.devices
+    devices, copy = plan.peak * plan.devices, plan.host[COPY] + sum(plan.held.values()) * plan.devices
     return plan._replace(host=plan.host | {"arrays of the devices": devices, COPY: max(copy - devices, 0)})
 
 
-def _times(
-    config: TrainConfig, topology: Topology, sampler: Mesh, size: Size, costs: Mapping[str, Cost]
-) -> dict[str, Seconds]:
-    own, units = row_shards(of_this_host(sampler), SAMPLED_ROWS), units_of(sampler)
-    return {
-        name: seconds_of(cost, topology.chip, calls(config, size, units, own, name)) for name, cost in costs.items()
-    }
+def _times(config: TrainConfig, topology: Topology, sampler: Mesh, size: Size, costs: Costs) -> dict[str, Seconds]:
+    own, units, chip = row_shards(of_this_host(sampler), SAMPLED_ROWS), units_of(sampler), topology.chip
+    return {name: seconds_of(cost, chip, calls(config, size, units, own, name)) for name, cost in costs.items()}
 
 
 def learning_costs(shapes: RunShapes, beside: Executor | None = None) -> dict[str, Cost]:
@@ -217,9 +210,7 @@ def learning_costs(shapes: RunShapes, beside: Executor | None = None) -> dict[st
     return {name: cost_of(program, slices_of(shapes)) for name, program in programs.items()}
 
 
-def learning_programs(
-    shapes: RunShapes, platform: str | None = None, beside: Executor | None = None
-) -> dict[str, Program]:
+def learning_programs(shapes: RunShapes, platform: str | None = None, beside: Executor | None = None) -> Programs:
     """The learning half's programs by name, as a run compiles them; those compiled twice are numbered.
 
     platform, beside: see `ahead_of_time`.
@@ -227,7 +218,7 @@ def learning_programs(
     learner = shapes.learner
     model = learner.policy.config
     batch = full_batch(shapes.config, learner.algorithm, model.vocab_size, model)
-    found: dict[str, Program] = {}
+    found: Programs = {}
     for program in compile_learning(learner, shapes.state.params, batch, platform=platform, beside=beside):
         number = sum(name.split(" ")[0] == program.name for name in found)
         found[f"{program.name} {number + 1}" if number else program.name] = program
@@ -258,9 +249,7 @@ def _sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
     return found
 
 
-def sampling_programs(
-    shapes: RunShapes, platform: str | None = None, names: tuple[str, ...] = NAMES
-) -> dict[str, Program]:
+def sampling_programs(shapes: RunShapes, platform: str | None = None, names: tuple[str, ...] = NAMES) -> Programs:
     """The engine's programs by name, as a run compiles them. platform, names: see `compile_sampling`."""
     config = shapes.config.sampling
     return compile_sampling(

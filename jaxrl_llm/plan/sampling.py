@@ -65,12 +65,11 @@ def sampling_arithmetic(
 
 def weight_bytes(shapes: StateShapes, mesh: AbstractMesh) -> int:
     """Bytes on a device of the sampler's weights in the dtype of the computation, without padding."""
-    model = shapes.policy.config
     decoder = {
         name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, shapes.policy.dtype), x)
         for name, x in without_critic(shapes.params).items()
     }  # fmt: skip
-    specs = parameter_specs(model, mesh, True, decoder)  # over "expert" and "tensor", on any hosts
+    specs = parameter_specs(shapes.policy.config, mesh, True, decoder)  # over "expert" and "tensor", on any hosts
     return bytes_per_device(decoder, {name: specs[name] for name in decoder}, mesh)
 
 
@@ -106,8 +105,7 @@ def cache_bytes(dtype: Any, model: ModelConfig, size: Size, shards: int, tensor:
         each = sum(numbers * item + (4 if eight_bit(dtype) else 0) for numbers in sizes)
         places = prompts * columns(model, number, size.width) + rows * columns(model, number, size.tokens)
         total += places * heads * each // (shards * (tensor if heads % tensor == 0 else 1))
-    drawn = rows * size.tokens * 20 + prompts * model.hidden_size * item
-    return total + drawn // shards
+    return total + (rows * size.tokens * 20 + prompts * model.hidden_size * item) // shards
 
 
 def model_weights(model: ModelConfig) -> tuple[int, int]:
@@ -135,14 +133,10 @@ def sampling_costs_of(
     active, head = active_weights(model), 2 * D * model.vocab_size
     pair, reduced = pair_operations(model), reduced_bytes(model, tensor, item)
     rows, asked = size.shape.rows / own, min(max(PREFILL_TOKENS // size.width, 1), -(-size.shape.prompts // own))
-    return {
-        "prefill": estimate(
-            "prefill", asked * size.width * 2 * active / tensor, held, all_reduce=asked * size.width * reduced
-        ),
-        "decode": estimate(
-            "decode", rows * (2 * active + head + pair * (P + T / 2)) / tensor, held + caches, all_reduce=rows * reduced
-        ),
-    }  # fmt: skip
+    tokens, of_row = asked * size.width, 2 * active + head + pair * (P + T / 2)
+    prefill = estimate("prefill", tokens * 2 * active / tensor, held, all_reduce=tokens * reduced)
+    decode = estimate("decode", rows * of_row / tensor, held + caches, all_reduce=rows * reduced)
+    return {"prefill": prefill, "decode": decode}
 
 
 def reduced_bytes(model: ModelConfig, tensor: int, item: int) -> float:

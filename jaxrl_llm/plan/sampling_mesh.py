@@ -18,9 +18,9 @@ from jaxrl_llm.distributed.chips import Chip
 from jaxrl_llm.distributed.mesh import sampling_sizes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, TENSOR
+from jaxrl_llm.plan.estimate import calls, seconds_of
 from jaxrl_llm.plan.sampling import Sampling, abstract_mesh, divisors, mesh_text, sampled_shards, sampling_arithmetic
 from jaxrl_llm.plan.shapes import StateShapes, engine_sizes
-from jaxrl_llm.plan.times import calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import accepts
@@ -72,18 +72,12 @@ def splits_of(
         return found[expert, tensor]
 
     if config.sampling_mesh:
-        named = sampling_sizes(config.sampling_mesh, devices.count)
-        mesh = abstract_mesh({DATA: 1, TENSOR: 1, **named})
+        mesh = abstract_mesh({DATA: 1, TENSOR: 1, **sampling_sizes(config.sampling_mesh, devices.count)})
         check_mesh(model, mesh, "the sampling mesh")
         only = split(*_inner(mesh))
         return lambda mesh: [only]
     others = _within_a_host(model, devices) if devices.chip is not None and devices.chip.bandwidth else []
-
-    def of_mesh(mesh: AbstractMesh) -> list[Split]:
-        own = _inner(mesh)
-        return [split(*own), *(split(*one) for one in others if one != own)]
-
-    return of_mesh
+    return lambda mesh: [split(*one) for one in dict.fromkeys([_inner(mesh), *others])]
 
 
 def fastest(splits: Iterable[Split], kept: int, memory: float) -> Split:
@@ -117,10 +111,9 @@ def _inner(mesh: AbstractMesh) -> tuple[int, int]:
 def _within_a_host(model: ModelConfig, devices: Devices) -> list[tuple[int, int]]:
     each, found = devices.count // devices.hosts, []
     for expert in divisors(each) if model.num_experts else [1]:
-        for tensor in divisors(each):
+        for tensor in divisors(each // expert):
             sizes = {DATA: each // (expert * tensor), EXPERT: expert, TENSOR: tensor}
-            if each % (expert * tensor) == 0 and accepts(check_mesh, model, abstract_mesh(sizes)):
-                found.append((expert, tensor))
+            found += [(expert, tensor)] if accepts(check_mesh, model, abstract_mesh(sizes)) else []
     return found
 
 

@@ -73,8 +73,7 @@ def engine_arrays(
         parked = spread(beside, own)
     loop = abstract_weights(policy, params, own, weight_dtype)
     prefix_cache, ring_cache = (spread(tree, own) for tree in (prefix_cache, ring_cache))
-    rounding = kind_of(weight_dtype) or policy.rounding
-    if mesh.size > 1 or rounding is not None:
+    if mesh.size > 1 or (kind_of(weight_dtype) or policy.rounding) is not None:
         loop = spread(loop, own) if mesh.size == 1 else loop
         return Arrays(loop, loop, prefix_cache, ring_cache, parked)
     # On one CPU, in float32, the loop reads views of the parameters.
@@ -96,8 +95,7 @@ def tail_arrays(arrays: Arrays, size: Size, own: Mesh, speculative_tokens: int) 
     numbers = jax.ShapeDtypeStruct((few,), jnp.int32)
     tokens = jax.ShapeDtypeStruct((few, columns_of(size, speculative_tokens)), jnp.int32)
     caches = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (arrays.prefix_cache, arrays.ring_cache))
-    tail: Tail = spread(jax.eval_shape(gather, *caches, numbers, numbers, numbers, tokens), own)
-    return tail
+    return spread(jax.eval_shape(gather, *caches, numbers, numbers, numbers, tokens), own)
 
 
 def compile_sampling(

@@ -19,14 +19,12 @@ from jaxrl_llm.distributed import check_mesh
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
-from jaxrl_llm.plan.estimate import Held, arithmetic, held_bytes, length_of
+from jaxrl_llm.plan.estimate import Held, arithmetic, calls, held_bytes, length_of, seconds_of
 from jaxrl_llm.plan.models import config_of
-from jaxrl_llm.plan.plan import Plan, compiled_plan, estimated_plan, lowered_plan
-from jaxrl_llm.plan.program.cost import Cost
+from jaxrl_llm.plan.plan import Plan, Sampled, compiled_plan, estimated_plan, lowered_plan
 from jaxrl_llm.plan.sampling import abstract_mesh, divisors, mesh_text
 from jaxrl_llm.plan.sampling_mesh import Devices, Splits, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import StateShapes, checked, state_shapes
-from jaxrl_llm.plan.times import calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
@@ -41,7 +39,6 @@ HOPELESS = 2  # times the memory: what needs more by the estimate is not compile
 # Of the update's temporaries, by which the estimate is multiplied for TPUs: to compile a second configuration costs
 # minutes. Where there is much memory, the compiler takes more than it does where there is little.
 RATIO, LARGE, RATIO_OF_LARGE = 1.1, 64, 1.6
-Sampled = dict[str, dict[str, Cost]]  # see `compiled_plan`
 Change = dict[str, Any]  # setting -> value; "optimizer.moments" is the optimiser's
 
 
@@ -74,8 +71,7 @@ def search(
     """
     first, refused, tried = None, "", list[TrainConfig]()
     sampled: Sampled = {}
-    of_chip = RATIO_OF_LARGE if topology.chip.memory > LARGE else RATIO
-    least = ratio = of_chip if topology.platform == "tpu" else 1.0
+    least = ratio = (RATIO_OF_LARGE if topology.chip.memory > LARGE else RATIO) if topology.platform == "tpu" else 1.0
     model, algorithm = config_of(config.model, config.sink_slots), make_algorithm(config)
     try:
         say("planning the run as it is")
@@ -86,15 +82,13 @@ def search(
     except InputError as error:
         refused = str(error)
     for _ in range(COMPILED):
-        best = None
-        for one in candidates(asked or config, model, algorithm, topology, ratio):
-            if one.config not in tried and accepts(checked, one.config, topology):
-                best = one
+        for best in candidates(asked or config, model, algorithm, topology, ratio):
+            new = best.config not in tried
+            tried.append(best.config)
+            if new and accepts(checked, best.config, topology):
                 break
-            tried.append(one.config)
-        if best is None:
+        else:
             break
-        tried.append(best.config)
         say(f"trying {options(best.changes)}")
         found = _plan(best.config, topology, sampled, say)
         if found.fits:
@@ -166,14 +160,10 @@ def candidates(
             for micro in _micro_batches(changed, mesh):
                 if micro not in by_micro:
                     by_micro[micro] = dataclasses.replace(changed, micro_batches=micro)
-                one = by_micro[micro]
-                found = arithmetic(one, model, algorithm, mesh, of_mesh, split.sampling, ratio)
+                found = arithmetic(by_micro[micro], model, algorithm, mesh, of_mesh, split.sampling, ratio)
                 if found.peak <= MARGIN * chip.usable:
-                    costs = found.costs.items()
-                    seconds = sum(
-                        max(seconds_of(cost, chip, calls(changed, split.size, hosts, split.shards, name)))
-                        for name, cost in costs
-                    )
+                    times = partial(calls, changed, split.size, hosts, split.shards)
+                    seconds = sum(max(seconds_of(cost, chip, times(name))) for name, cost in found.costs.items())
                     sampler = config.sampling_mesh or named_for(split, mesh)
                     fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), mesh_text(mesh), sampler))
                     break  # more micro-batches take longer
@@ -242,8 +232,7 @@ def _meshes(model: ModelConfig, devices: int, hosts: int, long: bool) -> Iterato
         inner = tensor * fsdp * expert * sequence
         if devices % inner == 0 and (devices // hosts) % tensor == 0:
             sizes = {DATA: devices // inner, FSDP: fsdp, EXPERT: expert, SEQUENCE: sequence, TENSOR: tensor}
-            mesh = abstract_mesh(sizes)
-            if accepts(check_mesh, model, mesh):
+            if accepts(check_mesh, model, mesh := abstract_mesh(sizes)):
                 yield mesh
 
 

@@ -16,8 +16,7 @@ from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.hosts import of_this_host, units_of
-from jaxrl_llm.learner.setup import shard
-from jaxrl_llm.learner.step import Learner
+from jaxrl_llm.learner.step import Learner, shard
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig
@@ -78,13 +77,11 @@ class RunShapes(NamedTuple):
 
     def engine(self, size: Size | None = None) -> Arrays:
         """The weights and caches of sampling, or of another engine."""
-        sampling, (dtype, weights) = self.config.sampling, (self.policy.activation_dtype, None)
+        sampling, (dtype, kind) = self.config.sampling, (self.policy.activation_dtype, None)
         if size is None:
-            dtype, weights = jnp.dtype(sampling.cache_dtype), sampling.weight_dtype
+            dtype, kind = jnp.dtype(sampling.cache_dtype), sampling.weight_dtype
         record = size is None and records(self.learner.algorithm, self.policy.config)
-        return engine_arrays(
-            self.policy, self.params, self.sampler, size or self.size, dtype, self.own, weights, record
-        )
+        return engine_arrays(self.policy, self.params, self.sampler, size or self.size, dtype, self.own, kind, record)
 
 
 def records(algorithm: Algorithm, model: ModelConfig) -> bool:
@@ -200,30 +197,22 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     if wants_reference(config, algorithm):
         own = without_critic(params)
         reference = own if frozen is None or config.adapter else frozen
-    optimizer = optimizer_of(config, algorithm)
-    state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
+    state = jax.eval_shape(partial(init_state, optimizer=optimizer_of(config, algorithm)), learning)
     demands, hook = rollout_of(config, algorithm).demands, hook_of(config, algorithm)
     moving = jax.eval_shape(partial(first_policies, config, algorithm, hook, league=demands.league), learning)
     both = algorithm.reference is not None and algorithm.reference.initial_share  # one that stays and one that moves
     policies = {name: tree for name, tree in moving.items() if both or name != REFERENCE}
     if isinstance(several := moving.get(REFERENCE), Snapshots):
         policies["snapshots"] = several.policies[1:]  # one of them is the reference above
-    return StateShapes(
-        made["policy"],
-        state,
-        frozen,
-        reference,
-        combine(frozen, learning),
-        policies,
-        demands.engines,
-        model_weights(config),
-        teacher_weights(config),
-    )
+    weights = model_weights(config), teacher_weights(config)
+    whole = combine(frozen, learning)
+    return StateShapes(made["policy"], state, frozen, reference, whole, policies, demands.engines, *weights)
 
 
-def engine_sizes(
-    config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1, context: int = 0
-) -> tuple[Size, Size | None]:
+Sizes = tuple[Size, Size | None]  # of the engines of a step and of an evaluation
+
+
+def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1, context: int = 0) -> Sizes:
     """The engine of a step, with prompts and completions as long as the settings allow, and that of an evaluation.
 
     devices: of a host, over which rows are sharded. hosts: each with an engine for its share of the prompts. context:

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.distributed.chips import GIB, RESERVED
+from jaxrl_llm.plan.estimate import Seconds
 from jaxrl_llm.plan.plan import Plan
 from jaxrl_llm.plan.search import Found, options
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device
-from jaxrl_llm.plan.times import Seconds
 from jaxrl_llm.utils.errors import missing_package
 
 COLAB = 12.0  # GiB of host memory, near which a free Colab machine ends the process
@@ -134,10 +134,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def shardings_text(rows: Sequence[Row]) -> str:
     """The table of a run's arrays: shape, sharding, bytes on a device."""
     said = [
-        [row.name, f"{row.dtype}[{', '.join(map(str, row.shape))}]", row.sharding, f"{row.bytes:,}"] for row in rows
+        [name, f"{dtype}[{', '.join(map(str, shape))}]", spec, f"{size:,}"] for name, shape, dtype, spec, size in rows
     ]
-    total = sum(row.bytes for row in rows)
-    said.append(["all", "", "", f"{total:,}"])
+    said.append(["all", "", "", f"{sum(row.bytes for row in rows):,}"])
     return "\n".join(_table(["array", "shape", "sharding", "bytes on a device"], said))
 
 

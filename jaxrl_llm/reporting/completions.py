@@ -15,8 +15,15 @@ from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.chat.encode import prompt_text
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.reporting.html.conversations import common_prefix, observation
-from jaxrl_llm.reporting.html.shading import LEVELS, level_value, shade_level, style_rules, visible
+from jaxrl_llm.reporting.html.shading import (
+    LEVELS,
+    common_prefix,
+    level_value,
+    observation,
+    shade_level,
+    style_rules,
+    visible,
+)
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.sampling.checks import check_not_negative, check_tokenizer
 from jaxrl_llm.utils.errors import InputError, several, shown, unknown
@@ -66,8 +73,7 @@ class Completions:
             values = row.numbers[self.by][row.action]
             values = values[np.isfinite(values)]
             lines.append(row.about + (f", mean {self.by} {values.mean(dtype=np.float64):.3g}" if values.size else ""))
-            given = _leading(row)
-            if row.known > given:
+            if row.known > _leading(row):
                 lines.append("  [as the row before up to here]")
             for is_action, places in _runs(row):
                 text = html.unescape(visible(self._text(row.ids[places])))
@@ -97,8 +103,7 @@ class Completions:
         for is_action, places in _runs(row):
             if not is_action:
                 text = self._text(row.ids[places])
-                behind = places[0] > _leading(row)
-                yield observation(text) if behind else f'<i class="given">{visible(text)}</i>'
+                yield observation(text) if places[0] > _leading(row) else f'<i class="given">{visible(text)}</i>'
                 continue
             for i in places:
                 if seen < head or seen >= tail:
@@ -142,9 +147,8 @@ def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) 
             raise InputError(f"the batch has no {by} of each token: show it by one of {', '.join(sorted(columns))}")
         raise unknown("field", by, columns)
     count = min(rows, batch.tokens.shape[0])
-    tokens, real, action, step = (
-        np.asarray(x[:count]) for x in (batch.tokens, batch.token_mask, batch.action_mask, batch.policy_step)
-    )
+    fields = (batch.tokens, batch.token_mask, batch.action_mask, batch.policy_step)
+    tokens, real, action, step = (np.asarray(x[:count]) for x in fields)
     named = [name for name in dict.fromkeys(("logp", "entropy", by)) if name in columns]
     numbers = {name: np.asarray(columns[name][:count]) for name in named}
     numbers["policy_step"] = step
@@ -205,9 +209,7 @@ def _about(batch: Trajectories, n: int) -> str:
     said.append(f"{int(np.sum(np.asarray(batch.action_mask[n])))} tokens")
     if batch.turn_rewards is not None:
         turns = int(np.max(np.asarray(batch.turn[n]), initial=-1)) + 1
-        said.append(
-            f"rewards of turns {' '.join(f'{float(x):.3g}' for x in np.asarray(batch.turn_rewards[n])[:turns])}"
-        )
+        said += [f"rewards of turns {' '.join(f'{float(x):.3g}' for x in np.asarray(batch.turn_rewards[n])[:turns])}"]
     return ", ".join(said) + (", truncated" if bool(batch.truncated[n]) else "")
 
 
@@ -224,8 +226,7 @@ def _leading(row: ShownRow) -> int:
 
 def _token(row: ShownRow, i: int, text: str, by: str, kind: str, limit: float) -> str:
     """The HTML element of an action; its title shows the token, its id and its numbers."""
-    value = float(row.numbers[by][i])
-    level = shade_level(value, limit, kind)
+    level = shade_level(float(row.numbers[by][i]), limit, kind)
     numbers = [f"{name} {x[i]:.3g}" for name, x in row.numbers.items() if np.isfinite(x[i])]
     title = ", ".join([f"{visible(text).rstrip()} (id {row.ids[i]})", *map(html.escape, numbers)])
     shade = f'class="{kind[0]}{level}" ' if level else ""

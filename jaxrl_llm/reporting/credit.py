@@ -208,18 +208,15 @@ def compare(
         gradients[name] = np.asarray(jnp.where(full.action_mask, gradient, 0.0))
         losses[name] = float(value)
     shown = (batch.tokens, batch.token_mask, batch.action_mask, batch.group, batch.scores)
-    tokens, token_mask, action_mask, group, reward = map(np.asarray, shown)
+    ids, real, action, group, reward = map(np.asarray, shown)
     where = _where(outputs is not None, after_steps, nats_per_step)
     later = "" if after_steps or outputs is not None else "after_steps=3"
-    return Comparison(
-        advantages, gradients, losses, filled, tokens, token_mask, action_mask, group, reward, tokenizer, where, later
-    )
+    return Comparison(advantages, gradients, losses, filled, ids, real, action, group, reward, tokenizer, where, later)
 
 
 def _moved(logp: jax.Array, gradient: jax.Array, nats: float) -> jax.Array:
     """Log-probabilities [N, L] after a step against the gradient; its tokens move by `nats` in root mean square."""
-    count = jnp.maximum((gradient != 0).sum(), 1)
-    size = jnp.sqrt((gradient**2).sum() / count)
+    size = jnp.sqrt((gradient**2).sum() / jnp.maximum((gradient != 0).sum(), 1))
     return jnp.minimum(logp - nats * gradient / jnp.where(size > 0, size, 1.0), jnp.maximum(logp, 0.0))
 
 

@@ -134,9 +134,10 @@ def paired_difference(
     return (fixed - broken) / trials, low, high, float(p)
 
 
-def difference_interval(
-    before: tuple[int, int], after: tuple[int, int], level: float = 0.95
-) -> tuple[float, float, float]:
+Trials = tuple[int, int]  # successes, trials
+
+
+def difference_interval(before: Trials, after: Trials, level: float = 0.95) -> tuple[float, float, float]:
     """The change of a success rate between independent trials: (difference, low, high).
 
     before, after: (successes, trials). Newcombe's hybrid score interval (1998, Statistics in Medicine 17:873, method
@@ -147,9 +148,7 @@ def difference_interval(
     return (after[0] / after[1] - before[0] / before[1], *_score_interval(before, after, 0.0, level))
 
 
-def _score_interval(
-    before: tuple[int, int], after: tuple[int, int], correlation: float, level: float
-) -> tuple[float, float]:
+def _score_interval(before: Trials, after: Trials, correlation: float, level: float) -> tuple[float, float]:
     """The interval of a difference of rates from Wilson's intervals of both."""
     (low1, high1), (low2, high2) = wilson_interval(*before, level), wilson_interval(*after, level)
     rate1, rate2 = before[0] / before[1], after[0] / after[1]
@@ -162,8 +161,7 @@ def _score_interval(
 
 
 def _check_level(level: float) -> None:
-    number = isinstance(level, Real) and not isinstance(level, bool)
-    if not number or not 0 < level < 1:
+    if not isinstance(level, Real) or isinstance(level, bool) or not 0 < level < 1:
         raise InputError(f"confidence level {shown(level)}: it must lie between 0 and 1, such as 0.95")
 
 
@@ -177,9 +175,7 @@ def _numbers(name: str, values: Any) -> npt.NDArray[np.float64]:
     raise InputError(f"{name} is {shown(values)}, but must be a list of numbers")
 
 
-def thin(
-    values: npt.ArrayLike, points: int, how: Callable[[npt.NDArray[Any]], Any] = np.mean
-) -> npt.NDArray[np.float64]:
+def thin(values: npt.ArrayLike, points: int, how: Callable[..., Any] = np.mean) -> npt.NDArray[np.float64]:
     """Reduce a series f[n] to at most `points` numbers: `how` (mean, minimum ...) of each run of neighbours.
 
     Non-finite values are ignored; a run without finite values gives NaN. Raises InputError for points below 1.

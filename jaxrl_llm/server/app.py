@@ -127,8 +127,7 @@ def _made(endpoint: Endpoint, call: Call, chat: bool, number: int) -> _Made:
     adapter = call.model if call.model in endpoint.adapters else None
     requests = [Request(tuple(ids), limit, name, choice) for choice in range(call.choices)]
     asked = [Asked(request, call.how, call.stop, adapter) for request in requests]
-    answers = Answers(call, chat, ids, lambda id: str(tokenizer.decode([id])))
-    return _Made(call, answers, asked, reading)
+    return _Made(call, Answers(call, chat, ids, lambda id: str(tokenizer.decode([id]))), asked, reading)
 
 
 def _text(endpoint: Endpoint, made: _Made, progress: Progress) -> str:
@@ -174,10 +173,8 @@ async def _whole(endpoint: Endpoint, made: _Made, request: web.Request) -> web.S
             task.cancel()
         await asyncio.gather(*every, return_exceptions=True)
         raise
-    choices = []
-    for index, progress in enumerate(found):
-        said, finish = _said(endpoint, made, progress)
-        choices.append(Choice(index, said, progress.tokens, finish))
+    said = ((progress.tokens, *_said(endpoint, made, progress)) for progress in found)
+    choices = [Choice(index, text, tokens, finish) for index, (tokens, text, finish) in enumerate(said)]
     return web.json_response(made.answers.whole(choices))
 
 

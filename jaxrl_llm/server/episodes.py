@@ -125,9 +125,8 @@ class Endpoint:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "jaxrl_llm"}]}
-        )
+        model = {"id": MODEL, "object": "model", "owned_by": "jaxrl_llm"}
+        return web.json_response({"object": "list", "data": [model]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:

@@ -127,13 +127,11 @@ class Harness:
             together = _found(calls.waiting, self._expected) if self._expected else []
             if together or (quiet and calls.waiting):
                 return self._told(together or calls.waiting)
-            pause = LATE if self._expected else PAUSE
+            pause = None if not calls.waiting else LATE if self._expected else PAUSE
             calls.arrived.clear()
             arrival = asyncio.ensure_future(calls.arrived.wait())
-            done = await asyncio.wait(
-                (arrival, self._playing), timeout=pause if calls.waiting else None, return_when="FIRST_COMPLETED"
-            )
-            quiet = not done[0]
+            done, _ = await asyncio.wait((arrival, self._playing), timeout=pause, return_when="FIRST_COMPLETED")
+            quiet = not done
             arrival.cancel()
         if (error := self._playing.exception()) is not None:
             raise RuntimeError(f"the harness raised {named(error)}")

@@ -102,9 +102,7 @@ class _Fields:
 
 
 def _is_tool(tool: Any) -> bool:
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        return False
-    function = tool.get("function")
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
@@ -170,8 +168,7 @@ def text_call(body: Any, models: Collection[str]) -> Call:
     if prompt is None:
         raise ProtocolError("prompt is missing", "prompt")
     logprobs = fields.whole("logprobs", 0, 1)
-    limit = fields.whole("max_tokens", 1, 2**24, 16)
-    return _shared(fields, model, prompt, limit, logprobs is not None, [], {})
+    return _shared(fields, model, prompt, fields.whole("max_tokens", 1, 2**24, 16), logprobs is not None, [], {})
 
 
 def model_of(fields: _Fields, models: Collection[str]) -> str:
@@ -198,8 +195,7 @@ class Answers:
     """The answers to one request: whole, or in pieces."""
 
     def __init__(self, call: Call, chat: bool, prompt: Sequence[int], token: Callable[[int], str]) -> None:
-        self.call, self.prompt, self.token = call, prompt, token
-        self.chat = chat
+        self.call, self.prompt, self.token, self.chat = call, prompt, token, chat
         kind = "chat.completion" if chat else "text_completion"
         self.head = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
         self.head |= {"model": call.model}

@@ -75,7 +75,7 @@ def begun(
     config: TrainConfig,
     resume: bool,
     inputs: Inputs | None,
-    accept_changed_inputs: bool,
+    accept: bool,
     algorithm: Given | None,
     source: MakeSource | None,
     curriculum: OfRows | None,
@@ -107,9 +107,8 @@ def begun(
             config, chosen = with_mesh(config, resume, algorithm)
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
             parts = with_kept_reference(config, parts, train_state.params)
-            of_rewards = [reward.note for reward in inputs.rewards if reward.note]
-            chosen_notes = (note for note in (of_dtype, chosen) if note)
-            parts = parts._replace(notes=(*inputs.prompts.notes, *of_rewards, *chosen_notes))
+            notes = (*inputs.prompts.notes, *(reward.note for reward in inputs.rewards), of_dtype, chosen)
+            parts = parts._replace(notes=tuple(filter(None, notes)))
             if source is None:
                 curriculum = with_embeddings(config, parts, train_state.params, curriculum)
                 batches = of_source(source_of(config, parts, clock, curriculum, activity.watch), parts)
@@ -137,9 +136,7 @@ def begun(
                 checkpoints = Checkpoints(folder.checkpoints_for(hosts.count), config.keep_checkpoints)
                 if resume:
                     with explained(config, clock, dict), clock("load"):
-                        state, loop = restore(
-                            state, batches, config, parts, checkpoints, folder, clock, accept_changed_inputs
-                        )
+                        state, loop = restore(state, batches, config, parts, checkpoints, folder, clock, accept)
                 folder.begin(config, loop.step)
                 # The evaluation before training is after 0 steps; it is repeated if its result was lost.
                 folder.rewind(loop.step if loop.step or "eval_before" in loop.summary else -1)

@@ -1,9 +1,9 @@
 """A front of policies for several rewards: runs for fixed weights of them, and runs that extend the front where it is
 sparse."""
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,8 +90,7 @@ def grow_front(
         nonlocal front
         if name in known:
             return
-        output = str(folder / name)
-        one = fitted(dataclasses.replace(one, output=output, seed=config.seed + len(known)))
+        one = fitted(replace(one, output=str(folder / name), seed=config.seed + len(known)))
         train(one, resume=has_begun(one, False))
         means = measured(one, samples)
         known[name] = {"name": name, "folder": name, **facts, "means": means}
@@ -99,12 +98,10 @@ def grow_front(
         _write(folder, settings, front)
         say(f"{name}: " + "  ".join(f"{key} {value:.4g}" for key, value in means.items()))
 
-    first = dataclasses.replace(
-        config, algorithm=first_algorithm, hyperparameters={}, steps=first_steps or config.steps
-    )
+    first = replace(config, algorithm=first_algorithm, hyperparameters={}, steps=first_steps or config.steps)
     for number, weights in enumerate(weightings):
         weighted = tuple(f"{spec}*{weight:g}" for spec, weight in zip(specs, weights, strict=True))
-        add(f"first-{number}", dataclasses.replace(first, rewards=weighted), {"weights": weights})
+        add(f"first-{number}", replace(first, rewards=weighted), {"weights": weights})
     for number in range(rounds):
         before = Front(front.objectives, [one for one in front.policies if one.get("round", -1) < number])
         for place in sparsest(before.points, select):
@@ -112,7 +109,7 @@ def grow_front(
             model = _exported(folder, parent)
             for objective in front.objectives:
                 given = {**config.hyperparameters, COMPONENT: objective}
-                extended = dataclasses.replace(config, model=model, rewards=specs, hyperparameters=given, adapter=None)
+                extended = replace(config, model=model, rewards=specs, hyperparameters=given, adapter=None)
                 facts = {"round": number, "parent": parent, "objective": objective}
                 add(f"{number}-{parent}-{objective}", extended, facts)
     _write(folder, settings, front)
@@ -166,10 +163,8 @@ def _read(folder: Path, settings: Mapping[str, Any]) -> tuple[tuple[str, ...], d
         found = json.loads((folder / FILE).read_text())
     except FileNotFoundError:
         return (), {}
-    if differs := sorted(name for name in settings if found["settings"].get(name) != settings[name]):
-        raise InputError(
-            f"{folder} has a front with another {' and '.join(differs)}: set it back, or give another output"
-        )
+    if differs := " and ".join(sorted(name for name in settings if found["settings"].get(name) != settings[name])):
+        raise InputError(f"{folder} has a front with another {differs}: set it back, or give another output")
     return tuple(found["objectives"]), {one["name"]: one for one in found["policies"]}
 
 

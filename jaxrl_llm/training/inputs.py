@@ -81,8 +81,7 @@ def read_inputs(
     seen_from = folder.started_in() if resume else os.getcwd()
     projects = {service.package: getattr(config, service.package) for service in SERVICES}
     checks: list[Any] = [lambda: check_writers(config.tensorboard, **projects), lambda: check_model(config.model)]
-    if config.adapter:
-        checks.append(lambda: read_adapter_config(path_of(config.adapter, "adapter")))
+    checks += [lambda: read_adapter_config(path_of(config.adapter, "adapter"))] if config.adapter else []
     checks += [folder.check_free] if first and not resume else []
     with locked(folder.path) if first and resume else nullcontext():
         with _with_folder_hint(seen_from), phase("check the settings, the rewards and the first prompts"):
@@ -90,9 +89,7 @@ def read_inputs(
         # What takes longer comes last: until here, all mistakes are found in a second, and together.
         with closing_on_error(rewards), _with_folder_hint(seen_from), phase("read the prompts"):
             prompts = split_prompts(config, source)
-        with _checked(rewards, columns_of(config, prompts.training, prompts.held_out), config.eval_reward):
-            check_answers(rewards, prompts.training, prompts.held_out)
-            check_conversations(config, rewards, prompts.training, prompts.held_out)
+        with _checked(config, rewards, prompts.training, prompts.held_out):
             yield Inputs(prompts, rewards)
 
 
@@ -119,17 +116,17 @@ def evaluation_inputs(
     """
     reads: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
     rows, rewards, *_ = gather(*reads, *checks)
-    with _checked(rewards, columns_of(config, rows), config.eval_reward):
-        check_answers(rewards, rows)
-        check_conversations(config, rewards, rows)
+    with _checked(config, rewards, rows):
         yield rows, rewards
 
 
 @contextmanager
-def _checked(rewards: list[Reward], columns: set[str], judge: str | None) -> Iterator[None]:
-    """InputError if a reward needs a column that is missing, or `judge` is not a reward. Closes the rewards on exit."""
+def _checked(config: TrainConfig, rewards: list[Reward], *sets: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """InputError if rewards do not fit each other or these sets of rows. Closes the rewards on exit."""
     try:
-        check_rewards(rewards, columns, judge)
+        check_rewards(rewards, columns_of(config, *sets), config.eval_reward)
+        check_answers(rewards, *sets)
+        check_conversations(config, rewards, *sets)
         yield
     finally:
         close_rewards(rewards)
@@ -265,11 +262,10 @@ def encode_for(
 
     held_out: their prompts are dropped where rows are read as they are drawn.
     """
-    limit = min(config.max_prompt_tokens, context - config.max_new_tokens) if context else config.max_prompt_tokens
+    limit, new = config.max_prompt_tokens, config.max_new_tokens
+    limit = min(limit, context - new) if context else limit
     if limit < 1:
-        raise InputError(
-            f"max_new_tokens is {config.max_new_tokens}, but the model's context length is {context} tokens"
-        )
+        raise InputError(f"max_new_tokens is {new}, but the model's context length is {context} tokens")
     how: dict[str, Any] = {
         "max_tokens": limit, "long_prompts": config.long_prompts, "system_prompt": config.system_prompt,
         "format": config.format, "dialect": is_agent(config), "vocabulary": vocabulary,

@@ -18,13 +18,13 @@ from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.health.goodput import lap_metrics
 from jaxrl_llm.training.health.profiling import profiled
-from jaxrl_llm.training.health.rollback import Judged
 from jaxrl_llm.training.metrics import Learned, count_step, scored_rows, without_nan
 from jaxrl_llm.training.notes import closing_summary, opening_notes, trend_warnings
 from jaxrl_llm.utils.errors import InputError
 
 if TYPE_CHECKING:
     from jaxrl_llm.training.running import Running
+    from jaxrl_llm.training.step import Judged
 
 
 class Journal(NamedTuple):
@@ -86,12 +86,10 @@ def write_step(
 
 def write_summary(run: Running, journal: Journal) -> None:
     """Write the summary of a run that has ended, and print its warnings."""
-    loop, folder = run.loop, run.folder
-    with run.clock("checkpoint"):
+    loop, folder, clock = run.loop, run.folder, run.clock
+    with clock("checkpoint"):
         run.checkpoints.wait()
-    loop.summary |= closing_summary(
-        run.config, loop.step, run.parts.prompts, loop.counts, run.clock.seconds, loop.undone
-    )
+    loop.summary |= closing_summary(run.config, loop.step, run.parts.prompts, loop.counts, clock.seconds, loop.undone)
     loop.summary["warnings"] += trend_warnings(read_jsonl(folder.metrics)) if run.parts.hosts.first else []
     folder.write(folder.summary, loop.summary)
     for text in loop.summary["warnings"]:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from tokenize import TokenError
 from typing import Any
 
-import jax
 import optax
+from jax.sharding import Mesh
 
 from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.given import from_file, name_of
@@ -191,13 +191,10 @@ def check_provided(config: TrainConfig, algorithm: Algorithm, provided: Iterable
 def provided_by(config: TrainConfig, algorithm: Algorithm) -> set[str]:
     """The needs that any run provides, and its rollout, rewards and replay. InputError for an unknown rollout."""
     of_replay = frozenset[str]() if algorithm.replay is None else algorithm.replay.provides
-    of_all = {"staleness"}
-    return {*of_all, *provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides, *of_replay}
+    return {"staleness", *provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides, *of_replay}
 
 
-def check_method(
-    config: TrainConfig, mesh: jax.sharding.Mesh, given: Given | None = None, own_source: bool = False
-) -> Algorithm:
+def check_method(config: TrainConfig, mesh: Mesh, given: Given | None = None, own_source: bool = False) -> Algorithm:
     """The method of a run. Raises InputError for all problems with it and its batches, before a model is loaded.
 
     given: replaces the configured one. own_source: the batches come from a source other than the configured one; what

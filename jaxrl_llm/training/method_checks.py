@@ -21,13 +21,11 @@ def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
     """
     if algorithm.target is not None:  # a critic says which of its actions are good, also of a single sample
         return
-    if config.group_size > 1:
+    if (size := config.group_size) > 1:
         of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
         for name, value in of_sets.items():
-            if isinstance(value, int) and value > config.group_size:
-                raise InputError(
-                    f"{config.algorithm}: {name} is {value}, but must be at most group_size {config.group_size}"
-                )
+            if isinstance(value, int) and value > size:
+                raise InputError(f"{config.algorithm}: {name} is {value}, but must be at most group_size {size}")
         return
     given = algorithm.rollout is not None and algorithm.rollout.demands.given  # then a method says how many a row has
     if not given and compares_samples(algorithm):
@@ -43,21 +41,17 @@ def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
     An implicit reward model has the critic's learning rate, but nothing else of a critic.
     """
     if asks_for(algorithm.needs, "values"):
-        heads = int(max(values_of(algorithm.needs, "values"), default=1))
+        heads, name = int(max(values_of(algorithm.needs, "values"), default=1)), config.algorithm
         if config.critic_steps and (heads > 1 or algorithm.target is not None):
             why = "learn from a target critic" if algorithm.target is not None else f"have {heads}"
-            raise InputError(
-                f"critic_steps train values of one head, and those of {config.algorithm} {why}: leave it out"
-            )
+            raise InputError(f"critic_steps train values of one head, and those of {name} {why}: leave it out")
         if config.critic_model is not None:
             if config.critic != "tower":
                 raise InputError(f"critic is {config.critic}, but only a tower can start from a critic_model")
             read_scoring(config.critic_model)  # raises InputError for what is no reward model
         return
-    default = TrainConfig()
-    given = [
-        name for name in ("critic", "critic_model", "critic_steps") if getattr(config, name) != getattr(default, name)
-    ]
+    default, names = TrainConfig(), ("critic", "critic_model", "critic_steps")
+    given = [name for name in names if getattr(config, name) != getattr(default, name)]
     if critic_of(algorithm.needs) is None:
         given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)
     if given:

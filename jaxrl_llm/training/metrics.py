@@ -1,6 +1,6 @@
 """Metrics and counts of each step, and notes on what they say."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +10,7 @@ from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.specs import GIVEN
-from jaxrl_llm.rewards.workers.calling import Logged
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.health.degraded import fallback_notes, grown_counts
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.process import compiles
 
@@ -69,39 +67,25 @@ def _uniform(batch: Trajectories) -> np.ndarray:
     return (spread <= TOLERANCE * np.maximum(np.abs(np.where(np.isfinite(high), high, 0.0)), 1.0))[place]
 
 
-def step_metrics(
-    config: TrainConfig,
-    parts: RunParts,
-    found: Step,
-    learned: Learned,
-    before: Mapping[str, float],
-    seconds: Mapping[str, float],
-    taken: int,
-) -> dict[str, float]:
+def step_metrics(parts: RunParts, found: Step, learned: Learned, took: float, taken: int) -> dict[str, float]:
     """All metrics of a step, but for those of `goodput.lap_metrics`.
 
-    before, seconds: the clock's seconds of each phase, before the step and now. taken: gradient steps before it.
+    took: seconds of the step so far. taken: gradient steps before it.
     """
     scored, batch = scored_rows(found, learned), learned.batch
     metrics = {**learned.metrics, "signal": signal(batch), "packing/filled": learned.filled}
     shaped, reward = np.asarray(batch.need("reward"))[: len(scored.texts)], np.asarray(scored.batch.need("reward"))
     if not np.array_equal(shaped, reward, equal_nan=True) and not np.isnan(shaped).all():
         metrics["reward/shaped"] = float(np.nanmean(shaped))
-    took = sum(seconds.values()) - sum(before.values())
     sampled = [found.sampled or scored, *(one for one, _ in found.others)]
     metrics |= batch_metrics(sampled, took) | found.metrics
     metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
     metrics |= trained_metrics(scored) if len(sampled) > 1 or found.sampled is not None else {}
-    metrics |= logged_metrics((found.sampled or scored).logged, metrics)
+    values: dict[str, list[float]] = {}  # that reward functions logged, of which the means count
+    for name, value in (found.sampled or scored).logged.metrics:
+        values.setdefault(f"logged/{name}" if name == "step" or name in metrics else name, []).append(value)
+    metrics |= {name: float(np.mean(own)) for name, own in values.items() if np.isfinite(np.mean(own))}
     return metrics | {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
-
-
-def logged_metrics(logged: Logged, others: Container[str]) -> dict[str, float]:
-    """The mean of each metric that reward functions logged; after "logged/" where its name is "step" or another's."""
-    values: dict[str, list[float]] = {}
-    for name, value in logged.metrics:
-        values.setdefault(f"logged/{name}" if name == "step" or name in others else name, []).append(value)
-    return {name: float(np.mean(found)) for name, found in values.items() if np.isfinite(np.mean(found))}
 
 
 def scored_rows(found: Step, learned: Learned) -> Scored:
@@ -140,7 +124,7 @@ def count_step(
 
     counts: "tokens" sampled, "trained" of them and of replayed ones, "silent" steps (no token has a learning signal),
     "single" steps (every completion has one token), prompts "dropped" when they were drawn, and steps with a fallback
-    (see `degraded`), if there were any.
+    (see `fallback_notes`), if there were any.
     """
     notes = {
         "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
@@ -186,8 +170,7 @@ def signal(batch: Trajectories) -> float:
     prompt, or, where every prompt has one sample, with those of the batch. Rows without actions, or that are only
     measured, are left out; 0 where all are. Reads the batch on the host, and compiles nothing.
     """
-    action = np.asarray(batch.action_mask)
-    rows: Any = action.any(axis=1)
+    rows: Any = np.asarray(batch.action_mask).any(axis=1)
     marks = (batch.info or {}).get("measured")
     if marks is not None:
         rows &= ~(np.asarray(marks) > 0)
@@ -195,8 +178,7 @@ def signal(batch: Trajectories) -> float:
         return 0.0
     if batch.advantages is None:
         return float(_compared(batch)[rows].mean())
-    counts = np.asarray(batch.loss_weights) != 0
-    return float((counts & (np.asarray(batch.advantages) != 0)).any(axis=1)[rows].mean())
+    return float(((np.asarray(batch.loss_weights) != 0) & (np.asarray(batch.advantages) != 0)).any(axis=1)[rows].mean())
 
 
 def _compared(batch: Trajectories) -> np.ndarray:
@@ -211,4 +193,52 @@ def _compared(batch: Trajectories) -> np.ndarray:
     for name in np.unique(group):
         of = reward[(group == name) & scored]
         out |= (group == name) & (of.size > 1 and np.ptp(of) > 1e-6 * max(1.0, float(np.abs(of).max())))
+    return out
+
+
+_GROWING = {"curriculum/forced": "forced_prompts", "curriculum/restarts": "restarted"}  # metrics, and their last value
+
+
+def fallback_notes(counts: Mapping[str, int], metrics: Mapping[str, float]) -> dict[str, tuple[bool, str]]:
+    """The fallbacks by name: whether a step had them, and what to say. counts: of the steps before.
+
+    >>> [text for is_so, text in fallback_notes({}, {"curriculum/forced": 4.0}).values() if is_so]
+    ['the curriculum leaves out all prompts: 4 were drawn all the same']
+    """
+    forced, restarts = (int(metrics.get(name, 0)) - counts.get(count, 0) for name, count in _GROWING.items())
+    unhinted = metrics.get("rollout/unhinted", 0.0)
+    return {
+        "forced": (forced > 0, f"the curriculum leaves out all prompts: {forced} were drawn all the same"),
+        "restarts": (restarts > 0, "the policy solves all prompts: those that were dropped are drawn again"),
+        "unhinted": (unhinted > 0, f"{unhinted:.0%} of the groups failed and got no hint, because there was none"),
+        "unreplayed": (metrics.get("replay/share") == 0.0, ""),
+    }
+
+
+def grown_counts(counts: Mapping[str, int], metrics: Mapping[str, float]) -> dict[str, int]:
+    """The last values of metrics that grow over a run, as far as they have begun to."""
+    now = {count: int(metrics.get(name, counts.get(count, 0))) for name, count in _GROWING.items()}
+    return {count: value for count, value in now.items() if value}
+
+
+def fallback_warnings(counts: Mapping[str, int], steps: int) -> list[str]:
+    """The warnings of a run of so many steps, for its summary.
+
+    >>> fallback_warnings({"unreplayed": 9}, 9)
+    ['nothing was replayed in any of the 9 steps: the store was empty, or no group called for its rows']
+    """
+    out = []
+    if counts.get("unreplayed") == steps:
+        out.append(
+            f"nothing was replayed in any of the {steps} steps: the store was empty, or no group called for its rows"
+        )
+    if forced := counts.get("forced_prompts"):
+        out.append(
+            f"the curriculum left out all prompts in {counts.get('forced', 0)} of {steps} steps: {forced} were drawn "
+            "all the same; add prompts"
+        )
+    if restarts := counts.get("restarts"):
+        out.append(f"the policy solved all prompts, so that they came back, in {restarts} of {steps} steps: add harder")
+    if (unhinted := counts.get("unhinted", 0)) > steps // 2:
+        out.append(f"in {unhinted} of {steps} steps groups failed and got no hint, because there was none")
     return out

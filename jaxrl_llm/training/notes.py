@@ -9,9 +9,8 @@ import numpy as np
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import setting_notes
-from jaxrl_llm.training.health.degraded import fallback_warnings
 from jaxrl_llm.training.health.goodput import goodput
-from jaxrl_llm.training.metrics import SINGLE
+from jaxrl_llm.training.metrics import SINGLE, fallback_warnings
 from jaxrl_llm.training.rollout import fork_notes, strategy_of
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import several

@@ -43,9 +43,7 @@ def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, par
 
 def remat_of(config: TrainConfig) -> Remat:
     """What of a layer the backward pass recomputes."""
-    if config.remat and config.keep_projections:
-        return keep_projections
-    return config.remat
+    return keep_projections if config.remat and config.keep_projections else config.remat
 
 
 def with_precision(config: TrainConfig, policy: Policy) -> Policy:
@@ -130,8 +128,7 @@ WEIGHTS = "the model's weights"
 def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
     """Digests of the model's weights (without a critic), the same on any mesh, and of its tokenizer."""
     weights = without_critic(params)
-    found = json.dumps([checksums(weights), structure(weights)], sort_keys=True)
-    digest = hashlib.sha256(found.encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([checksums(weights), structure(weights)], sort_keys=True).encode()).hexdigest()
     return {WEIGHTS: digest, "the tokenizer": tokenizer_digest(tokenizer)}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.training.other_policies.reference import drawn_from, with_second_policy
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import LoopState, RunState, save, saved_when_preempted
-from jaxrl_llm.utils.errors import unknown
+from jaxrl_llm.utils.errors import require_choice
 from jaxrl_llm.utils.process import Preempted, stop_if, trim_heap
 
 BEST = "eval_best"  # entry of the summary: figures of the best evaluation, and after how many steps
@@ -49,8 +49,8 @@ class Running:
     provenance: dict[str, Any]
     """Settings and digests of the inputs, for its checkpoints."""
     resumed: bool
-    lap: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase when the step at hand began."""
+    lap: float = 0.0
+    """Seconds of the run when the step at hand began."""
     taken: int = 0
     """Gradient steps before it."""
 
@@ -77,7 +77,7 @@ def guarded(run: Running, journal: Journal) -> Iterator[None]:
 
 def next_batch(run: Running, step: int) -> Step:
     """The batch of a step, whose source goes on from there. Randomness depends on (seed, step) only."""
-    run.lap, run.taken = run.clock.seconds, int(run.state.train.step)
+    run.lap, run.taken = sum(run.clock.seconds.values()), int(run.state.train.step)
     key = jax.random.fold_in(jax.random.key(run.config.seed), step)
     found, at = run.source.next(run.state.source, run.params(), key, step)
     run.stop_if_told()  # the state that is saved then is that before the step
@@ -95,9 +95,8 @@ def steps(run: Running, journal: Journal) -> Iterator[int]:
     config, loop = run.config, run.loop
     for step in range(loop.step, config.steps):
         if stalled(config, loop.summary, loop.step):
-            journal.say(
-                f"the run ends after {loop.step} steps: the best evaluation was after {loop.summary[BEST]['step']}"
-            )
+            best = loop.summary[BEST]["step"]
+            journal.say(f"the run ends after {loop.step} steps: the best evaluation was after {best}")
             break
         run.clock.step = step
         journal.profile(step)
@@ -130,8 +129,7 @@ def evaluate(run: Running, journal: Journal, name: str, title: str) -> None:
         if BEST not in summary or is_better(result.figures, summary[BEST], run.config.eval_metric):
             summary[BEST] = {**result.figures, "step": step}
         some = 8 if name == "eval_latest" else EVALUATED_SHOWN
-        rows = parts.held_out.rows
-        folder.log_completions(step, name, parts.tokenizer, result.scored, rows, some, journal.judge)
+        folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, some, journal.judge)
         folder.write(folder.summary, summary)
         run.stop_if_told()
     journal.say(f"{title}: {accuracy_line(summary[name])}")
@@ -143,8 +141,7 @@ def is_better(figures: Mapping[str, Any], best: Mapping[str, Any], metric: str) 
     InputError, with the figures there are, for another metric.
     """
     name = metric or ("loss" if "loss" in figures else "accuracy")
-    if name not in figures:
-        raise unknown("figure of an evaluation (eval_metric)", name, figures)
+    require_choice("figure of an evaluation (eval_metric)", name, figures)
     return bool(figures[name] < best[name] if name == "loss" else figures[name] > best[name])
 
 
@@ -157,7 +154,6 @@ def stalled(config: TrainConfig, summary: Mapping[str, Any], step: int) -> bool:
 def save_now(run: Running, journal: Journal) -> None:
     """Start writing a checkpoint of the steps that are done."""
     with run.clock("checkpoint"):
-        excluded = run.source.on_checkpoint(run.state.source, run.loop.step)
-        run.folder.write_left_out(run.loop.step, excluded)
+        run.folder.write_left_out(run.loop.step, run.source.on_checkpoint(run.state.source, run.loop.step))
         journal.writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
         save(run.state, run.loop, run.source, run.checkpoints, run.folder, run.clock, run.provenance)

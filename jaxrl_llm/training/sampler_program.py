@@ -86,10 +86,8 @@ def set_up_sampler(greeting: Greeting, inputs: Inputs, hosts: Hosts) -> tuple[Ex
         shapes = jax.eval_shape(lambda: combine(frozen, trained))
     check_mesh(policy.config, mesh, "the sampling mesh")
     own["the code and packages"] = code_digest()
-    if other := [name for name, digest in own.items() if greeting.digests.get(name, digest) != digest]:
-        raise InputError(
-            f"a sampler differs in {other[0]}: learner and samplers need the same files, code and packages"
-        )
+    if other := next((name for name, digest in own.items() if greeting.digests.get(name, digest) != digest), ""):
+        raise InputError(f"a sampler differs in {other}: learner and samplers need the same files, code and packages")
     algorithm = with_routing(config, algorithm, policy.config)
     rollout = rollout_of(config, algorithm)
     if rollout.thinking is not None:

@@ -18,7 +18,7 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import shardings_over
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts, in_units
 from jaxrl_llm.learner.optimizer import learning_rate
-from jaxrl_llm.learner.setup import shard, start
+from jaxrl_llm.learner.step import shard, start
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.models import load_policy, lora
@@ -38,8 +38,7 @@ from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_p
 from jaxrl_llm.training.method import check_method, method_digests, named, optimizer_of, record_of, with_routing
 from jaxrl_llm.training.method_checks import check_components, check_likelihood
 from jaxrl_llm.training.other_policies.reference import first_policies, fixed_reference, update_rules, wants_reference
-from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
-from jaxrl_llm.training.other_policies.teacher import check_column_of_teachers, load_teacher, weights_of
+from jaxrl_llm.training.other_policies.teacher import ServerTeacher, check_column_of_teachers, load_teacher, weights_of
 from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
 from jaxrl_llm.training.rollout.agents import agent_digests, check_agent, tell_ends
 from jaxrl_llm.training.run_model import WEIGHTS, keep_of, load_model, model_digests, split_parameters

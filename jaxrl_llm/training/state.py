@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -94,17 +95,14 @@ def saved_when_preempted(loop: LoopState, checkpoints: Checkpoints, save_now: Ca
 
 def restore(
     state: RunState, source: Source, config: TrainConfig, parts: RunParts, checkpoints: Checkpoints, folder: RunFolder,
-    clock: Clock, accept_changed_inputs: bool,
+    clock: Clock, accept: bool,
 ) -> tuple[RunState, LoopState]:  # fmt: skip
     """The run's state and the loop's at the newest checkpoint; without checkpoints, `state` and a new `LoopState`.
 
     Raises InputError, before anything is changed, if the run cannot be resumed. Moves newer, damaged checkpoints aside.
     """
     loop = LoopState()
-
-    def changes(meta: dict[str, Any]) -> list[str]:
-        return check_changes(meta, config, os.getcwd(), parts.digests, accept_changed_inputs)
-
+    changes = partial(check_changes, config=config, folder=os.getcwd(), digests=parts.digests, accept=accept)
     params, rest = shapes_of(state)
     if checkpoints.steps():  # the new state is not needed: make room for the one that is read
         jax.tree.map(lambda x: x.delete(), (state.train, state.memory, state.policies))
@@ -117,15 +115,13 @@ def restore(
         loop.notes, logs = changes(meta), meta.get("logs", {})
         if "spikes" in meta:  # older checkpoints lack these
             loop.spikes, loop.undone = as_history(meta["spikes"]), meta["undone"]
-        if loop.step > config.steps:
-            raise InputError(
-                f"the checkpoint is of step {loop.step}, but steps is {config.steps}: raise steps to resume"
-            )
+        if (step := loop.step) > config.steps:
+            raise InputError(f"the checkpoint is of step {step}, but steps is {config.steps}: raise steps to resume")
         at = state.source
         try:
             at = source.load(meta["source"], restored.arrays)
         except InputError as error:  # the number of prompts has changed
-            if not accept_changed_inputs:
+            if not accept:
                 raise
             loop.notes.append(f"the prompts are drawn from the beginning of an epoch ({error})")
         state = restored_state(restored, at)
@@ -133,7 +129,7 @@ def restore(
         lost = {} if ended or "saved" not in meta else lost_time(meta["saved"], folder.last_write(), clock.began)
         clock.go_on(meta["seconds"], lost)
     wrong = log_problems(folder.logs, loop.step, config.checkpoint_every, logs, folder.checkpoints)
-    if wrong and not accept_changed_inputs:
+    if wrong and not accept:
         raise InputError(f"{'; '.join(wrong)}. Nothing was changed; {ACCEPT} resumes anyway")
     # The folder is modified only after all checks have passed.
     loop.notes += wrong

@@ -1,11 +1,20 @@
-"""The learning half of a step of the host loop: the update, its metrics, and the way back from a loss spike."""
+"""The learning half of a step of the host loop: the update, its metrics, and the way back from a loss spike.
+
+PaLM (2204.02311, section 5.1) restarted from a checkpoint some 100 steps before each spike and skipped 200 to 500
+batches: spikes came of certain batches at certain parameters, not of bad data. Here, too, parameters, optimiser and the
+method's memory go back, and the batches since are skipped: the prompts go on. What differs: a robust bound decides
+(`loss_spikes`), not a person; the checkpoint is the last one; and steps are counted on, so that no random numbers and
+no lines of the logs come twice. A resumed run repeats all of it, bit by bit.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_llm.core.needs import asks_for
@@ -13,23 +22,25 @@ from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.hosts import to_numpy
 from jaxrl_llm.learner.checks import check_provided
-from jaxrl_llm.learner.microbatches import filled
+from jaxrl_llm.learner.microbatches import at_full_size, filled
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal
 from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.full_size import at_full_size
-from jaxrl_llm.training.health.rollback import Judged, undo_spike
+from jaxrl_llm.training.folder.checkpoints import Checkpoints
+from jaxrl_llm.training.health.goodput import Clock, useful
+from jaxrl_llm.training.health.loss_spikes import Rule, judge
 from jaxrl_llm.training.method import balance_of
 from jaxrl_llm.training.metrics import Learned, step_metrics
 from jaxrl_llm.training.other_policies.reference import moved, reference_now, with_second_policy
 from jaxrl_llm.training.other_policies.teacher import for_teacher
 from jaxrl_llm.training.setup import RunParts
-from jaxrl_llm.training.state import RunState
+from jaxrl_llm.training.state import LoopState, RunState, restored_state, shapes_of
 
 if TYPE_CHECKING:
     from jaxrl_llm.training.running import Running
+
 
 WARM_UP = value_loss()
 
@@ -91,16 +102,50 @@ def learn_from(run: Running, found: Step, step: int) -> Learned:
 
 def measured(run: Running, found: Step, learned: Learned) -> dict[str, float]:
     """The metrics of the step at hand; those of its update are the next one's feedback."""
-    metrics = step_metrics(run.config, run.parts, found, learned, run.lap, run.clock.seconds, run.taken)
+    metrics = step_metrics(run.parts, found, learned, sum(run.clock.seconds.values()) - run.lap, run.taken)
     run.stop_if_told(finish=True)  # after SIGTERM the step is finished from here on
     run.loop.feedback = {**learned.metrics, "updates": run.loop.feedback.get("updates", 0.0) + 1}
     return metrics
 
 
 def without_spike(run: Running) -> Judged:
-    """Go back to the last checkpoint if the step was a loss spike; see `rollback`."""
+    """Go back to the last checkpoint if the step was a loss spike; see the module."""
     judged = Judged(run.state)
     if run.config.spike_factor:
         judged = undo_spike(run.config, run.parts, run.state, run.loop, run.checkpoints, run.clock)
     run.state = judged.state
     return judged
+
+
+class Judged(NamedTuple):
+    """What comes of a step."""
+
+    state: RunState  # to go on from
+    metrics: Mapping[str, float] = MappingProxyType({})
+    notes: Sequence[str] = ()  # to print
+
+
+def undo_spike(
+    config: TrainConfig, parts: RunParts, state: RunState, loop: LoopState, checkpoints: Checkpoints, clock: Clock
+) -> Judged:
+    """Go back to the last checkpoint if step `loop.step` is a spike.
+
+    state: after that step, whose metrics are `loop.feedback`. If the step is undone its parameters and moments are
+    deleted, so that there are never two copies, and the loop's feedback is as of the checkpoint.
+    """
+    rule = Rule(config.spike_metrics, config.spike_factor, config.spike_window, config.spike_rollbacks)
+    there, number = bool(checkpoints.steps()), f"step {loop.step + 1}"
+    loop.spikes, spike, undo = judge(loop.spikes, loop.step, loop.feedback, rule, undoable=there)
+    if not undo:
+        why = f"{rule.rollbacks} in {rule.window} steps were" if there else "there is no checkpoint to go back to"
+        return Judged(state, {"rollback": 0.0}, [f"{number}: {spike}; not rolled back: {why}"] if spike else [])
+    with clock("checkpoint"):
+        checkpoints.wait()
+        shapes = shapes_of(state)
+        jax.tree.map(lambda x: x.delete(), state.train)
+        restored = checkpoints.latest(*shapes)
+    assert restored is not None  # `latest` raises InputError where none can be used
+    loop.feedback = restored.meta["feedback"]
+    loop.undone = restored.meta.get("undone", 0.0) + useful(clock.seconds) - useful(restored.meta["seconds"])
+    note = f"{number}: {spike}; going back to the checkpoint of step {restored.step}, and on with the next prompts"
+    return Judged(restored_state(restored, state.source), {"rollback": 1.0}, [note])

@@ -25,7 +25,7 @@ VECTORS = Path(__file__).parents[1] / "vectors"
 LEARN = """
 import dataclasses, json, re
 from jaxrl_llm.distributed import fully_sharded, mesh_of
-from jaxrl_llm.learner.setup import compile_learning, shard, start
+from jaxrl_llm.learner.step import compile_learning, shard, start
 from jaxrl_llm.learner.step import Learner, learn_batch
 
 def learner_on(text):
@@ -95,7 +95,7 @@ TPU = """
 import dataclasses, json
 from jax.experimental import topologies
 from jaxrl_llm.distributed import mesh_of
-from jaxrl_llm.learner.setup import compile_learning
+from jaxrl_llm.learner.step import compile_learning
 from jaxrl_llm.learner.step import Learner
 
 mesh = mesh_of("{mesh}", list(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.in_jax.lab.runs import RUNS, Ran, seed_key, together
+from jaxrl_llm.in_jax.lab.laboratory import RUNS, Ran, seed_key, together
 from jaxrl_llm.in_jax.settings import LabSettings, fresh_params
 from jaxrl_llm.in_jax.tasks import sequence_lock
 from jaxrl_llm.in_jax.train import make_train

@@ -9,7 +9,7 @@ from heavy import few
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.needs import asks_for, values_of
-from jaxrl_llm.in_jax.lab.runs import lacking
+from jaxrl_llm.in_jax.lab.laboratory import lacking
 from jaxrl_llm.in_jax.tasks import sequence_lock
 from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train, provided
 from jaxrl_llm.models.policy import Params

@@ -20,9 +20,18 @@ from jaxrl_llm.cli.program import main
 from jaxrl_llm.in_jax.lab import laboratory
 from jaxrl_llm.in_jax.lab.config import WARM_STEPS, LabConfig
 from jaxrl_llm.in_jax.lab.laboratory import check_config, run_lab
-from jaxrl_llm.in_jax.lab.outcome import Measuring, Outcome, curves_of, from_json, measure, to_json
+from jaxrl_llm.in_jax.lab.outcome import (
+    Measuring,
+    Outcome,
+    curves_of,
+    from_json,
+    measure,
+    overall,
+    overall_table,
+    task_table,
+    to_json,
+)
 from jaxrl_llm.in_jax.lab.results import MOST_CURVES, chosen, coinciding, read_results, write_results
-from jaxrl_llm.in_jax.lab.tables import overall, overall_table, task_table
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.in_jax.tasks import TASKS
 from jaxrl_llm.utils.errors import InputError, InputErrors

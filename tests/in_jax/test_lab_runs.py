@@ -20,8 +20,8 @@ import lab_on_devices as program
 from jax.sharding import Mesh
 
 from jaxrl_llm.in_jax.lab.config import parse_grid, points
+from jaxrl_llm.in_jax.lab.laboratory import RUNS, Ran, evaluate_runs, run_method
 from jaxrl_llm.in_jax.lab.outcome import Measuring, Outcome
-from jaxrl_llm.in_jax.lab.runs import RUNS, Ran, evaluate_runs, run_method
 from jaxrl_llm.in_jax.rollout import evaluate_task
 from jaxrl_llm.utils.errors import InputError
 

@@ -16,9 +16,8 @@ from jaxrl_llm.algorithms import get
 from jaxrl_llm.in_jax.rollout import greedy_reward, roll_out, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import LabSettings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import Task, get_task
-from jaxrl_llm.in_jax.tasks.environment import Played, environment_task, final_scores, play
 from jaxrl_llm.in_jax.tasks.maze import distances, passages
-from jaxrl_llm.in_jax.tasks.task import Environment
+from jaxrl_llm.in_jax.tasks.task import Environment, Played, environment_task, final_scores, play
 from jaxrl_llm.in_jax.train import by_turn, provided
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.utils.errors import InputError

@@ -16,7 +16,7 @@ from jaxrl_llm.cli.program import main
 from jaxrl_llm.reporting.html.report import write_report
 from jaxrl_llm.reporting.html.run_data import RunData
 from jaxrl_llm.reporting.prompt_table import KINDS, PromptTable, prompt_table, read_table, sparkline
-from jaxrl_llm.training.folder.group_lines import write_left_out
+from jaxrl_llm.training.folder.completion_lines import write_left_out
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -10,8 +10,7 @@ import tiny_runs as runs
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.rollouts.trees import tree
-from jaxrl_llm.training.health.degraded import fallback_notes, fallback_warnings, grown_counts
-from jaxrl_llm.training.metrics import count_step
+from jaxrl_llm.training.metrics import count_step, fallback_notes, fallback_warnings, grown_counts
 from jaxrl_llm.training.rollout import check_rollout, fork_notes
 from jaxrl_llm.utils.errors import InputError
 

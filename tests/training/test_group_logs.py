@@ -21,7 +21,7 @@ from jaxrl_llm.curriculum.scores import drop_solved, least_tried
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.reporting.html.visits import read_left_out
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.training.folder.group_lines import group_line
+from jaxrl_llm.training.folder.completion_lines import group_line
 from jaxrl_llm.training.folder.run import Run
 
 

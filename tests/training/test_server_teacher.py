@@ -18,8 +18,8 @@ import tiny_runs as runs
 
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.other_policies import server_teacher
-from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
+from jaxrl_llm.training.other_policies import teacher as server_teacher
+from jaxrl_llm.training.other_policies.teacher import ServerTeacher
 from jaxrl_llm.utils.errors import InputError
 
 TEACHER = runs.MODEL.parent / "gemma2"

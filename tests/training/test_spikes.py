@@ -18,8 +18,8 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.loss_spikes import History, Rule, as_history, bound, judge
-from jaxrl_llm.training.health.rollback import undo_spike
 from jaxrl_llm.training.state import LoopState
+from jaxrl_llm.training.step import undo_spike
 from jaxrl_llm.utils.errors import InputError
 
 RULE = Rule(("loss",), factor=4.0, window=5, rollbacks=2)

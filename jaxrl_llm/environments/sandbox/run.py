@@ -9,6 +9,7 @@ The layers of the sandbox, of which none needs root, and each is tried once, by 
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cache
 
@@ -23,7 +24,7 @@ from jaxrl_llm.environments.sandbox.supervisor import (
     memory_groups,
     readable_paths,
 )
-from jaxrl_llm.utils.errors import InputError, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 LAYERS = ("namespaces", "landlock", "seccomp", "limits")
 GUARDS = {
@@ -48,21 +49,16 @@ def available() -> frozenset[str]:
 
 
 def _works(layer: str) -> bool:
-    held = Supervisor(Settings(layers=frozenset({layer})))
-    try:
+    with closing(Supervisor(Settings(layers=frozenset({layer})))) as held, suppress(OSError, ValueError):
         return held.ask(None, 30.0).status == 0
-    except (OSError, ValueError):
-        return False
-    finally:
-        held.close()
+    return False
 
 
 def guards(layers: Iterable[str]) -> frozenset[str]:
     """What these layers keep code from, together; the words are those of `GUARDS`."""
     held = set(layers)
     for layer in held:
-        if layer not in LAYERS:
-            raise unknown("layer of the sandbox", layer, LAYERS)
+        require_choice("layer of the sandbox", layer, LAYERS)
     apart, filtered, limited = "namespaces" in held, "seccomp" in held, "limits" in held
     kept = {
         "files": apart or (filtered and "landlock" in held),
@@ -79,8 +75,7 @@ def guards(layers: Iterable[str]) -> frozenset[str]:
 def require_guards(layers: Iterable[str]) -> None:
     """InputError if the layers leave untrusted code a way out."""
     held = guards(layers)
-    missing = [name for name in NEEDED if name not in held]
-    if missing:
+    if missing := [name for name in NEEDED if name not in held]:
         raise InputError(
             f"code of the policy would not be kept from {', '.join(missing)}: use a system with seccomp and either "
             "user namespaces or Landlock (Linux 6.2), or weak=True if the code is trusted or the machine is disposable"
@@ -122,11 +117,8 @@ def run_code(
         limits, layers, weak, readable, code=code, files=checked_files(files or {}, limits),
         stdin=stdin.encode("utf-8", "surrogateescape"),
     )  # fmt: skip
-    held = Supervisor(settings)
-    try:
+    with closing(Supervisor(settings)) as held:
         return held.ask(None, GRACE)
-    finally:
-        held.close()
 
 
 class Session:

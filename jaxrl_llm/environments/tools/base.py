@@ -78,8 +78,7 @@ def result_text(value: Any, most: int = MOST_CHARACTERS) -> str:
     """
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(f"the result is {len(value)} bytes, which are no text")
-    text = str(value)
-    return shortened(text, most).encode("utf-8", "replace").decode()
+    return shortened(str(value), most).encode("utf-8", "replace").decode()
 
 
 def shortened(text: str, most: int) -> str:

@@ -60,10 +60,8 @@ class _Folder:
         place, data = self._place(path), str(text).encode("utf-8", "replace")
         before = {name: name.stat().st_size for name in self._all()}
         after = {**before, place: len(data)}
-        if sum(after.values()) > self._size:
-            raise RuntimeError(
-                f"all files together may have {self._size:,} bytes, but would have {sum(after.values()):,}"
-            )
+        if (size := sum(after.values())) > self._size:
+            raise RuntimeError(f"all files together may have {self._size:,} bytes, but would have {size:,}")
         if len(after) > self._count:
             raise RuntimeError(f"there may be {self._count} files, and there are as many")
         if place.is_dir():

@@ -142,9 +142,7 @@ class _Server:
         return tuple(
             {
                 "type": "function",
-                "function": {
-                    "name": one.name, "description": one.description or "", "parameters": one.input_schema,
-                },
+                "function": {"name": one.name, "description": one.description or "", "parameters": one.input_schema},
             }
             for one in found
             if not only or one.name in only
@@ -228,15 +226,10 @@ class _Connection:
     async def _serve(self, ready: Future[None]) -> None:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
-        program, *words = self._command.words
-        asked = StdioServerParameters(
-            command=program, args=words, env=dict(self._command.environment) or None, cwd=self._command.folder
-        )
-        seconds = self._command.seconds
+        words, environment, folder, seconds = self._command
+        how = StdioServerParameters(command=words[0], args=words[1:], env=dict(environment) or None, cwd=folder)
         async with asyncio.timeout(seconds) as opening:
-            async with _package().Client(
-                stdio_client(asked, errlog=self._said), read_timeout_seconds=seconds
-            ) as client:
+            async with _package().Client(stdio_client(how, errlog=self._said), read_timeout_seconds=seconds) as client:
                 cursor = None
                 while True:
                     page = await client.list_tools(cursor=cursor)

@@ -18,21 +18,9 @@ Grid = Mapping[str, tuple[float, ...]]
 Point = dict[str, float]
 # Sizes of tasks, and supervised steps before reinforcement learning, after which the policy earns a part of the reward.
 OPTIONS: dict[str, dict[str, Any]] = {"addition": {"digits": 2, "base": 5}}
-WARM_STEPS = {
-    "addition": 120,
-    "sequence_lock": 20,
-    "sorting": 20,
-    "noisy_copying": 20,
-    "brackets": 20,
-    "maze": 20,
-    "correct_and_short": 40,
-    "long_tail": 20,
-    "noisy_verifier": 20,
-    "preferences": 100,
-    "text_maze": 15,
-    "tool_first": 25,
-    "search": 120,
-}
+_FEW = ("sequence_lock", "sorting", "noisy_copying", "brackets", "maze", "long_tail", "noisy_verifier")
+WARM_STEPS = dict.fromkeys(_FEW, 20) | {"addition": 120, "correct_and_short": 40, "preferences": 100, "search": 120}
+WARM_STEPS |= {"text_maze": 15, "tool_first": 25}
 WINDOW = 10  # iterations whose mean is the reward at a time
 SETTINGS = LabSettings(iterations=200)
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.in_jax.lab.config import LabConfig
-from jaxrl_llm.in_jax.lab.outcome import Outcome, from_json, to_json
+from jaxrl_llm.in_jax.lab.outcome import Outcome, from_json, overall, overall_table, summary_of, task_table, to_json
 from jaxrl_llm.in_jax.lab.statistics import mean
-from jaxrl_llm.in_jax.lab.tables import overall, overall_table, summary_of, task_table
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.reporting.logging.files import read_json
 from jaxrl_llm.utils.errors import InputError, missing_package, several, shown
@@ -63,8 +62,7 @@ def write_results(folder: Path, config: LabConfig, starts: Mapping[str, Start], 
     replace_file(folder / "results.json", json.dumps(value, allow_nan=False) + "\n")
     replace_file(folder / "RESULTS.md", as_markdown(config, starts, outcomes, tasks, baseline))
     if any(not o.error for o in outcomes):
-        best = {name: starts[name]["best"] for name in tasks}
-        write_curves(folder / "curves.svg", outcomes, tasks, best, baseline)
+        write_curves(folder / "curves.svg", outcomes, tasks, {name: starts[name]["best"] for name in tasks}, baseline)
         write_finals(folder / "finals.svg", outcomes, tasks, baseline)
 
 
@@ -89,9 +87,7 @@ def as_markdown(
         parts += [f"## {name}", start_line(name, starts[name]), task_table(own, baseline, starts[name]["threshold"])]
         if same := coinciding(own):
             parts.append("The same in all runs: " + "; ".join(" = ".join(labels) for labels in same) + ".")
-    about = ABOUT.format(
-        iterations=s.iterations, layers=s.layers, hidden=s.hidden, seeds=config.seeds, window=config.window
-    )
+    about = ABOUT.format(**asdict(s), seeds=config.seeds, window=config.window)
     return "\n\n".join([*parts, "## How to read this", about]) + "\n"
 
 

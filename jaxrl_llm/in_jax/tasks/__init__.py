@@ -7,7 +7,6 @@ steadily; not how it will do on language.
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.in_jax.tasks.environment import environment_task
 from jaxrl_llm.in_jax.tasks.maze import maze, text_maze
 from jaxrl_llm.in_jax.tasks.open_ended import brackets, correct_and_short
 from jaxrl_llm.in_jax.tasks.sequences import (
@@ -19,9 +18,9 @@ from jaxrl_llm.in_jax.tasks.sequences import (
     sequence_lock,
     sorting,
 )
-from jaxrl_llm.in_jax.tasks.task import Environment, Task
+from jaxrl_llm.in_jax.tasks.task import Environment, Task, environment_task
 from jaxrl_llm.in_jax.tasks.tools import search, tool_first
-from jaxrl_llm.utils.errors import InputError, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 _TASKS: tuple[Callable[..., Task], ...] = (
     addition, sequence_lock, sorting, noisy_copying, brackets, maze, correct_and_short, long_tail, noisy_verifier,
@@ -38,8 +37,7 @@ __all__ = [
 
 def get_task(name: str, **options: Any) -> Task:
     """A task by its name. InputError for an unknown name or option."""
-    if not isinstance(name, str) or name not in TASKS:
-        raise unknown("task", name, TASKS)
+    require_choice("task", name, TASKS)
     try:
         return TASKS[name](**options)
     except TypeError:

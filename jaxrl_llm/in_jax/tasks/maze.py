@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.in_jax.tasks.environment import environment_task
-from jaxrl_llm.in_jax.tasks.task import Environment, Scores, Task, check_sizes, number_of
+from jaxrl_llm.in_jax.tasks.task import Environment, Scores, Task, check_sizes, environment_task, number_of
 from jaxrl_llm.selection.rows import mix
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # up, down, left, right

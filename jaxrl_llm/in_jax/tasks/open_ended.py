@@ -55,9 +55,8 @@ def brackets(length: int = 6, kinds: int = 2) -> Task:
         state, ended = opened(prompt), jnp.bool_(False)
         for i in range(T):
             ended |= completion[i] == end
-            state = jax.tree.map(
-                lambda new, old, ended=ended: jnp.where(ended, old, new), read(*state, completion[i]), state
-            )
+            after = read(*state, completion[i])
+            state = jax.tree.map(lambda new, old, ended=ended: jnp.where(ended, old, new), after, state)
         balanced = (ended & state[2] & (state[1] == 0)).astype(jnp.float32)
         return {"balanced": balanced}, balanced
 
@@ -87,9 +86,6 @@ def correct_and_short(base: int = 5, thoughts: int = 4, penalty: float = 0.5) ->
         said = jnp.where(place == count, (prompt[0] + prompt[1]) % base, end)
         return jnp.where(place < count, thought, said).astype(jnp.int32)
 
-    def example(key: Array, prompt: Array) -> Array:
-        return after(jax.random.randint(key, (), 0, thoughts + 1), prompt)
-
     def score(prompt: Array, completion: Array) -> tuple[Scores, Array]:
         ends = completion == end
         length = jnp.where(jnp.any(ends), jnp.argmax(ends), 0)  # tokens before the end; 0 where there is none
@@ -100,5 +96,6 @@ def correct_and_short(base: int = 5, thoughts: int = 4, penalty: float = 0.5) ->
 
     return Task(
         "correct_and_short", base + 3, 3, T, end, sample, lambda prompt: after(0, prompt), score,
-        lambda prompt: number_of(prompt[:2], base), base**2, "correct", example=example,
+        lambda prompt: number_of(prompt[:2], base), base**2, "correct",
+        example=lambda key, prompt: after(jax.random.randint(key, (), 0, thoughts + 1), prompt),
     )  # fmt: skip

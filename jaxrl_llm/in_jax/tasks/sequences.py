@@ -100,12 +100,10 @@ def noisy_copying(length: int = 3, noise: int = 3, symbols: int = 4) -> Task:
         return jnp.append(jnp.where(rank < length, shown, nothing), separator).astype(jnp.int32)
 
     def answer(prompt: Array) -> Array:
-        order = jnp.argsort(prompt[:-1] == nothing, stable=True)
-        return jnp.append(prompt[order[:length]], end).astype(jnp.int32)
+        return jnp.append(prompt[jnp.argsort(prompt[:-1] == nothing, stable=True)[:length]], end).astype(jnp.int32)
 
-    width = length + noise + 1
     return Task(
-        "noisy_copying", symbols + 3, width, length + 1, end, sample, answer, in_place(answer, "places"),
+        "noisy_copying", symbols + 3, length + noise + 1, length + 1, end, sample, answer, in_place(answer, "places"),
         lambda prompt: number_of(prompt[:-1], symbols + 1), (symbols + 1) ** (length + noise), "exact",
     )  # fmt: skip
 
@@ -126,8 +124,7 @@ def long_tail(levels: int = 5, symbols: int = 4, exponent: float = 2.0) -> Task:
         return jnp.append(jnp.where(jnp.arange(levels) < level, shown, blank), separator).astype(jnp.int32)
 
     def answer(prompt: Array) -> Array:
-        level = jnp.sum(prompt[:levels] != blank)
-        place = level - 1 - jnp.arange(levels + 1)
+        place = jnp.sum(prompt[:levels] != blank) - 1 - jnp.arange(levels + 1)
         return jnp.where(place >= 0, prompt[jnp.maximum(place, 0)], end).astype(jnp.int32)
 
     return Task(
@@ -151,8 +148,7 @@ def preferences(length: int = 4, symbols: int = 6, errors: float = 0.5, sharpnes
     def response(key: Array, prompt: Array) -> Array:
         wrong = jax.random.uniform(key, (length,)) < errors
         other = jax.random.randint(jax.random.fold_in(key, 1), (length,), 0, symbols)
-        right = task.answer(prompt)
-        return jnp.where(jnp.append(wrong, False), jnp.append(other, task.end), right).astype(jnp.int32)
+        return jnp.where(jnp.append(wrong, False), jnp.append(other, task.end), task.answer(prompt)).astype(jnp.int32)
 
     def pairs(key: Array, prompt: Array) -> tuple[Array, Array]:
         *each, for_judge = jax.random.split(key, 3)

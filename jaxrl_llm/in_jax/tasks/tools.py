@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.in_jax.tasks.environment import environment_task
-from jaxrl_llm.in_jax.tasks.task import Environment, Scores, Task, check_sizes, number_of
+from jaxrl_llm.in_jax.tasks.task import Environment, Scores, Task, check_sizes, environment_task, number_of
 from jaxrl_llm.selection.rows import mix
 from jaxrl_llm.utils.errors import InputError
 
@@ -108,11 +107,9 @@ def search(hops: int = 3, terms: int = 6, passages: int = 3, spare: int = 0, out
     """
     check_sizes(terms=(terms, 3, 8), hops=(hops, 1, 7), passages=(passages, 1, 6), spare=(spare, 0, 16))
     check_number("outcome", outcome, least=0, most=1)
-    for name, number in (("hops", hops + 1), ("passages", passages)):
-        if number > terms:
-            raise InputError(
-                f"{name} is {number if name != 'hops' else hops}, too many for {terms} terms: give more terms"
-            )
+    for name, number, least in (("hops", hops, hops + 1), ("passages", passages, passages)):
+        if least > terms:
+            raise InputError(f"{name} is {number}, too many for {terms} terms: give more terms")
     look, say, nothing, end = range(terms, terms + 4)
 
     def sample(key: Array) -> Array:
@@ -129,8 +126,7 @@ def search(hops: int = 3, terms: int = 6, passages: int = 3, spare: int = 0, out
 
     def reset(prompt: Array) -> tuple[Sought, Array]:
         none = jnp.int32(0)
-        state = Sought(prompt, none, jnp.bool_(False), none, none)
-        return state, jnp.full(2 * passages, nothing, jnp.int32)
+        return Sought(prompt, none, jnp.bool_(False), none, none), jnp.full(2 * passages, nothing, jnp.int32)
 
     def step(state: Sought, reply: Array) -> tuple[Sought, Array, Array, Array]:
         verb, term = reply[0], reply[1]

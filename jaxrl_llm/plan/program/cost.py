@@ -121,20 +121,16 @@ def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> 
 def followed(first: Cost, then: Cost, times: int) -> Cost:
     """The cost of a program and of so many calls of another one after it, of which all results are kept."""
 
-    def both(a: Any, b: Any) -> Any:
-        return a + times * b
-
+    add = lambda a, b: a + times * b  # noqa: E731
     kinds = sorted({*first.collectives, *then.collectives})
     found: dict[str, Any] = {
-        name: (max if name in ("arguments", "given", "temporaries") else both)(
-            getattr(first, name), getattr(then, name)
-        )
+        name: (max if name in ("arguments", "given", "temporaries") else add)(getattr(first, name), getattr(then, name))
         for name in Cost._fields
         if name not in ("name", "collectives", "kernels")
     }
-    found["collectives"] = {kind: both(first.collectives.get(kind, 0), then.collectives.get(kind, 0)) for kind in kinds}
+    found["collectives"] = {kind: add(first.collectives.get(kind, 0), then.collectives.get(kind, 0)) for kind in kinds}
     found["kernels"] = {
-        name: tuple(map(both, *(x.kernels.get(name, (0, 0)) for x in (first, then))))
+        name: tuple(map(add, *(x.kernels.get(name, (0, 0)) for x in (first, then))))
         for name in {**first.kernels, **then.kernels}
     }
     return first._replace(**found)
@@ -195,8 +191,7 @@ def _fusion_traffic(one: Instruction, operands: list[str], inner: Computation) -
         read = _main(operands[number]) if number < len(operands) else 0
         of = users.get(each.name, [])
         if read and of and all(user.kind in (*_SLICES, "dynamic-update-slice") for user in of):
-            parts = (sum(sizes(user.shape)) for user in of if user.kind in _SLICES)
-            read = min(read, sum(parts))
+            read = min(read, sum(sum(sizes(user.shape)) for user in of if user.kind in _SLICES))
         total += read
     updates = [each for each in inner.values() if each.kind == "dynamic-update-slice"]
     written = _main(one.shape)
@@ -215,8 +210,7 @@ def matrix_flops(jaxpr: Any, platform: str = "tpu") -> float:
     are known on the device alone; a while loop counts once, and of a conditional the branch with most. What one device
     does in a `shard_map` is multiplied by the number of its devices.
     """
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
-    return sum(_of_equation(equation, platform) for equation in inner.eqns)
+    return sum(_of_equation(equation, platform) for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns)
 
 
 def _of_equation(equation: Any, platform: str) -> float:
@@ -224,10 +218,19 @@ def _of_equation(equation: Any, platform: str) -> float:
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         return _product(equation, contracted)
-    if name == "ragged_dot_general":
-        return _ragged(equation, params["ragged_dot_dimension_numbers"])
+    if name == "ragged_dot_general":  # in groups: each row meets one group's matrix, or adds to one
+        dims = params["ragged_dot_dimension_numbers"]
+        (contracted, of_right), _ = dims.dot_dimension_numbers
+        if not set(dims.lhs_ragged_dimensions) & set(contracted):
+            return _product(equation, contracted)
+        left, right = (x.aval.shape for x in equation.invars[:2])
+        return 2.0 * math.prod(left) * math.prod(right) / math.prod(right[axis] for axis in of_right)
     if name == "cond":
-        return max(matrix_flops(branch, platform) for branch in _possible(params, platform))
+        branches, platforms = params["branches"], params.get("branches_platforms")
+        if platforms is not None:  # the one branch that this platform takes
+            own = [i for i, names in enumerate(platforms) if names is not None and platform in names]
+            branches = (branches[(own or [platforms.index(None)])[0]],)
+        return max(matrix_flops(branch, platform) for branch in branches)
     times = 1.0
     if name == "scan":
         times = params["length"]
@@ -247,32 +250,12 @@ def _of_equation(equation: Any, platform: str) -> float:
 def _counted(jaxpr: Any) -> bool:
     """Whether it is known how often its loops turn."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    return all(
-        equation.primitive.name != "while" and all(map(_counted, _inside(equation.params))) for equation in inner.eqns
-    )
+    return all(one.primitive.name != "while" and all(map(_counted, _inside(one.params))) for one in inner.eqns)
 
 
 def _product(equation: Any, contracted: tuple[int, ...]) -> float:
     left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     return 2.0 * math.prod(out) * math.prod(left[axis] for axis in contracted)
-
-
-def _ragged(equation: Any, dims: Any) -> float:
-    """Of a product in groups: each row meets one group's matrix, or adds to one."""
-    (contracted, of_right), _ = dims.dot_dimension_numbers
-    if not set(dims.lhs_ragged_dimensions) & set(contracted):
-        return _product(equation, contracted)
-    left, right = (x.aval.shape for x in equation.invars[:2])
-    return 2.0 * math.prod(left) * math.prod(right) / math.prod(right[axis] for axis in of_right)
-
-
-def _possible(params: dict[str, Any], platform: str) -> tuple[Any, ...]:
-    """The branches of a conditional that the platform may take."""
-    branches, platforms = params["branches"], params.get("branches_platforms")
-    if platforms is None:
-        return tuple(branches)
-    own = [i for i, names in enumerate(platforms) if names is not None and platform in names]
-    return (branches[(own or [platforms.index(None)])[0]],)
 
 
 def _inside(params: dict[str, Any]) -> Iterator[Any]:

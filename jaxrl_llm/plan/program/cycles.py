@@ -95,9 +95,8 @@ def by_source(lines: list[Line]) -> list[Line]:
     found: dict[tuple[str, str], Line] = {}
     for line in lines:
         key = line.kind, line.source
-        before = found.get(key)
-        seconds = line.seconds + (before.seconds if before else 0.0)
-        found[key] = line._replace(seconds=seconds, times=line.times + (before.times if before else 0))
+        before = found.get(key, line._replace(seconds=0.0, times=0))
+        found[key] = line._replace(seconds=line.seconds + before.seconds, times=line.times + before.times)
     return sorted(found.values(), key=lambda line: -line.seconds)
 
 
@@ -131,12 +130,8 @@ def _declared(one: Instruction) -> Kernel:
     match = _ESTIMATE.search(one.line)
     said = dict(_NUMBER.findall(match[1])) if match else {}
     parts = (_SOURCE.search(one.line) or [""])[0].rstrip('"').split("/")
-    named = len(parts) > 1 and parts[-1] == "pallas_call"
-    return Kernel(
-        parts[-2] if named else one.name.partition(".")[0],
-        int(said.get("flops", 0)),
-        int(said.get("bytes_accessed", 0)),
-    )
+    name = parts[-2] if len(parts) > 1 and parts[-1] == "pallas_call" else one.name.partition(".")[0]
+    return Kernel(name, int(said.get("flops", 0)), int(said.get("bytes_accessed", 0)))
 
 
 def source_of(one: Instruction) -> str:

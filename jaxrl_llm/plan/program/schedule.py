@@ -144,9 +144,8 @@ class _Run:
         seconds = size / rate if rate else 0.0
         self.links += seconds
         before = self.under_way.pop(key, None)  # a call may hold several
-        self.under_way[key] = _UnderWay(
-            f"{kind}: {source_of(one)}", seconds + (before.left if before else 0.0), network, carried
-        )
+        left = seconds + (before.left if before else 0.0)
+        self.under_way[key] = _UnderWay(f"{kind}: {source_of(one)}", left, network, carried)
 
     def pass_by(self, seconds: float, carried: set[str]) -> None:
         """Work so long, beside which collectives run."""

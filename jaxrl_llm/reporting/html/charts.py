@@ -138,10 +138,8 @@ def histogram_chart(title: str, parts: Sequence[Sequence[float]], unit: str) -> 
         axes.set_ylabel("share of samples")
 
     svg, view = _svg(title, f"{title}: a histogram", draw)
-    middle = (edges[:-1] + edges[1:]) / 2
-    lines = [
-        {"name": "", "colour": number, "x": _numbers(middle), "y": _numbers(part)} for number, part in enumerate(shares)
-    ]
+    middle = _numbers((edges[:-1] + edges[1:]) / 2)
+    lines = [{"name": "", "colour": number, "x": middle, "y": _numbers(part)} for number, part in enumerate(shares)]
     data = {"view": view, "log": False, "unit": "share", "x": unit, "lines": lines}
     return Chart(title, "", svg, json.dumps(data), math.nan)
 
@@ -159,8 +157,7 @@ def moving_mean(values: npt.ArrayLike, share: float = 1 / 12) -> npt.NDArray[np.
     count = np.concatenate([[0], np.cumsum(known)])
     place = np.arange(len(series))
     low, high = np.maximum(place - half, 0), np.minimum(place + half + 1, len(series))
-    mean = (total[high] - total[low]) / np.maximum(count[high] - count[low], 1)
-    return np.where(known, mean, np.nan)
+    return np.where(known, (total[high] - total[low]) / np.maximum(count[high] - count[low], 1), np.nan)
 
 
 def _limits(ends: tuple[float, float], columns: Sequence[npt.NDArray[Any]], unit: str) -> tuple[float, float]:

@@ -35,7 +35,7 @@ _STYLE = """
 """
 
 Comparison = Any  # `credit.Comparison`, whose module draws with this one
-Texts = list[list[tuple[int, str]]]  # of each row: (position, text) of its tokens
+Text = list[tuple[int, str]]  # of a row: (position, text) of its tokens
 
 
 def credit_page(found: Comparison, tokens: Any, shade: str, rows: int, prompts: Sequence[str] | None) -> str:
@@ -75,7 +75,7 @@ def credit_page(found: Comparison, tokens: Any, shade: str, rows: int, prompts: 
     return f'<div class="jaxrl-credit show-advantage">{style}{"".join(lines)}</div>'
 
 
-def texts_of(found: Comparison, tokens: Sequence[Sequence[str | None]] | None, rows: int) -> Texts:
+def texts_of(found: Comparison, tokens: Sequence[Sequence[str | None]] | None, rows: int) -> list[Text]:
     """The texts of the first rows: those given, else by the comparison's tokenizer, else ids.
 
     Raises InputError if those given do not fit the batch.
@@ -99,13 +99,13 @@ def residual(first: npt.NDArray[Any], other: npt.NDArray[Any]) -> tuple[float, n
     return scale, other - scale * first
 
 
-def _leading(found: Comparison, n: int, text: Sequence[tuple[int, str]]) -> int:
+def _leading(found: Comparison, n: int, text: Text) -> int:
     """The number of texts before the first action."""
     return next((i for i, (t, _) in enumerate(text) if found.action_mask[n, t]), len(text))
 
 
 def _difference_rows(
-    found: Comparison, shown: Sequence[str], n: int, text: Sequence[tuple[int, str]], values: Any, limits: Any
+    found: Comparison, shown: Sequence[str], n: int, text: Text, values: Any, limits: Any
 ) -> Iterator[str]:
     """A line for each method that differs from the first in this sequence by more than a scale of the whole batch."""
     first = shown[0]
@@ -118,13 +118,7 @@ def _difference_rows(
 
 
 def _elements(
-    found: Comparison,
-    name: str,
-    n: int,
-    text: Sequence[tuple[int, str]],
-    values: npt.NDArray[Any],
-    limit: float,
-    what: str = "",
+    found: Comparison, name: str, n: int, text: Text, values: npt.NDArray[Any], limit: float, what: str = ""
 ) -> Iterator[str]:
     """An HTML element per token; only actions have numbers. Of a long sequence the middle is left out."""
     head = len(text) if len(text) <= MOST_TOKENS else MOST_TOKENS * 3 // 4

@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm.reporting.html.charts import COLOURS, Chart, Curve, curve_chart, histogram_chart, unit_of
 from jaxrl_llm.reporting.html.run_data import Row, RunData
 from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
-from jaxrl_llm.utils.errors import InputError, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 _MAIN = {  # the main charts: title, and a pattern of the metrics' keys
     "Reward": r"reward/mean",
@@ -42,14 +42,10 @@ class Curves:
     @property
     def svgs(self) -> dict[str, str]:
         """SVG documents by metric, for files and other pages; axes are in the text's own colour."""
-        spaces, found = (
-            'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"',
-            dict[str, str](),
-        )
-        for chart in self.charts:
-            svg = re.sub(r"var\(--line(\d)\)", lambda number: LIGHT[int(number[1])], chart.svg)
-            found[chart.key] = svg.replace("<svg ", f"<svg {spaces} ", 1)
-        return found
+        head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        svgs = {chart.key: chart.svg.replace("<svg ", head, 1) for chart in self.charts}
+        light = lambda number: LIGHT[int(number[1])]  # noqa: E731
+        return {key: re.sub(r"var\(--line(\d)\)", light, svg) for key, svg in svgs.items()}
 
     def __repr__(self) -> str:
         return f"{len(self.charts)} curves of {', '.join(self.runs)}: {', '.join(chart.key for chart in self.charts)}"
@@ -84,13 +80,9 @@ def plot_runs(runs: str | Path | Sequence[str | Path], metrics: Sequence[str] | 
     data = [RunData(folder) for folder in folders]
     known = {key for run in data for key in run.metrics}
     for key in metrics or ():
-        if key not in known:
-            raise unknown("metric", key, known)
-    named = [
-        (next((title for title, pattern in _MAIN.items() if re.fullmatch(pattern, key)), key), key)
-        for key in metrics or ()
-    ]
-    named = main_metrics(data) if metrics is None else named
+        require_choice("metric", key, known)
+    title_of = lambda key: next((title for title, pattern in _MAIN.items() if re.fullmatch(pattern, key)), key)  # noqa: E731
+    named = main_metrics(data) if metrics is None else [(title_of(key), key) for key in metrics]
     return Curves(tuple(chart_of(data, key, title) for title, key in named), tuple(names_of(data)))
 
 

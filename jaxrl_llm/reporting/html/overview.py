@@ -15,10 +15,9 @@ Defaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 def overview(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
     """What a report says of each run: the verdict, warnings, facts, evaluations and settings."""
-    found = held_out(run)
     return {
         "name": run.name,
-        "verdict": verdict(run, found),
+        "verdict": verdict(run, held_out(run)),
         "warnings": warnings(run),
         "config": run.config,
         "summary": run.summary,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.reporting.html.charts import COLOURS
-from jaxrl_llm.reporting.html.conversations import as_tree
 from jaxrl_llm.reporting.html.curves import (
     DARK,
     LIGHT,
@@ -19,7 +18,7 @@ from jaxrl_llm.reporting.html.curves import (
 )
 from jaxrl_llm.reporting.html.overview import Defaults, breakable, overview, side_by_side
 from jaxrl_llm.reporting.html.run_data import RunData
-from jaxrl_llm.reporting.html.shading import KINDS, LEVELS, level_value, style_rules
+from jaxrl_llm.reporting.html.shading import KINDS, LEVELS, as_tree, level_value, style_rules
 from jaxrl_llm.reporting.html.shown_completions import (
     chosen_groups,
     held_out_examples,
@@ -67,9 +66,8 @@ def write_report(
     runs = [RunData(folder) for folder in folders]
     name = "report.html" if len(runs) == 1 else "comparison.html"
     path = Path(output) if output is not None else runs[0].folder / name
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=jinja2.FileSystemLoader(_TEMPLATES)
-    )
+    loader = jinja2.FileSystemLoader(_TEMPLATES)
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=loader)
     environment.filters["number"] = _show
     environment.filters["breakable"] = breakable
     context = {**_curves(runs), **(_one_run(runs[0], defaults) if len(runs) == 1 else side_by_side(runs, defaults))}
@@ -129,11 +127,10 @@ def _curves(runs: Sequence[RunData]) -> dict[str, Any]:
     for key in sorted(used):  # the extremes and the deviation of a metric are not charts of their own
         used |= {f"{key.removesuffix('/mean')}/{part}" for part in ("min", "max", "std")}
     rest = [key for key in sorted({key for run in runs for key in run.metrics}) if key not in used]
-    missing = rest[_OTHER_CHARTS:] + sorted({key for run in runs for key in run.undrawn})
     return {
         "charts": [chart_of(runs, key, title) for title, key in main],
         "others": [chart_of(runs, key) for key in rest[:_OTHER_CHARTS]],
-        "missing": missing,
+        "missing": rest[_OTHER_CHARTS:] + sorted({key for run in runs for key in run.undrawn}),
         "pass_at_k": pass_at_k_chart(runs),
     }
 

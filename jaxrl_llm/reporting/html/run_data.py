@@ -50,7 +50,14 @@ class RunData:
         if not any(file.exists() for file in files):
             raise InputError(f"no run in {folder}: it has neither config.json nor metrics.jsonl")
         self.config, self.summary = read_json(self.config_file), read_json(self.summary_file)
-        rows = _metric_rows(self.metrics_file)
+        logged = read_jsonl(self.metrics_file) if self.metrics_file.exists() else []
+        for row in logged:
+            at = row.get("step", 0)
+            if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 2**53:
+                wrong = f"{self.metrics_file}: a step is {shown(at)}, but must be a whole number"
+                raise InputError(f"{wrong}; repair or remove that line")
+        # Each step's metrics in order; of a step that was logged twice, the last.
+        rows = sorted({row["step"]: row for row in logged if "step" in row}.items())
         self.steps = np.array([step for step, _ in rows], dtype=np.float64)
         keys = sorted(set().union(*(row for _, row in rows)) - {"step"})
         columns = {key: np.array([as_number(row.get(key)) for _, row in rows]) for key in keys}
@@ -76,27 +83,14 @@ class RunData:
 
     def metric(self, *names: str) -> npt.NDArray[np.float64]:
         """f64[steps]: the finite values of the first of these metrics that there is; empty if there is none."""
-        for name in names:
-            if name in self.metrics:
-                values = self.metrics[name]
-                return values[np.isfinite(values)]
-        return np.zeros(0)
+        values = next((self.metrics[name] for name in names if name in self.metrics), np.zeros(0))
+        return values[np.isfinite(values)]
 
     def evaluations(self) -> dict[str, Mapping[str, Any]]:
         """Results with pass@k, by name: those in summary.json, and files eval*.json that `jaxrl eval` wrote here."""
         found = {name: value for name, value in self.summary.items() if name.startswith("eval_")}
         found |= {file.stem: read_json(file) for file in sorted(self.folder.glob("eval*.json"))}
         return {name: value for name, value in found.items() if isinstance(value, dict) and _has_pass_at(value)}
-
-
-def _metric_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Each step's metrics in order; of a step that was logged twice, the last."""
-    rows = read_jsonl(path) if path.exists() else []
-    for row in rows:
-        at = row.get("step", 0)
-        if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 2**53:
-            raise InputError(f"{path}: a step is {shown(at)}, but must be a whole number; repair or remove that line")
-    return sorted({row["step"]: row for row in rows if "step" in row}.items())
 
 
 def _row(line: Mapping[str, Any], offset: int, judge: Any) -> Row:
@@ -113,11 +107,8 @@ def _correct(line: Mapping[str, Any], judge: Any) -> bool | None:
     if isinstance(line.get("correct"), bool):
         return bool(line["correct"])
     rewards = line.get("rewards") or {}
-    if judge in rewards:
-        value = rewards[judge]
-    else:
-        value = next(iter(rewards.values())) if len(rewards) == 1 else line.get("reward")
-    number = as_number(value)
+    only = next(iter(rewards.values())) if len(rewards) == 1 else line.get("reward")
+    number = as_number(rewards.get(judge, only))
     return None if math.isnan(number) else number >= CORRECT
 
 

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.reporting.html.conversations import marks
 from jaxrl_llm.reporting.html.run_data import Row, RunData
-from jaxrl_llm.reporting.html.shading import KINDS, shaded_tokens
+from jaxrl_llm.reporting.html.shading import KINDS, marks, shaded_tokens
 from jaxrl_llm.reporting.html.verdict import Outcomes
 from jaxrl_llm.reporting.statistics import typical_size
 
@@ -119,8 +118,7 @@ def held_out_examples(rows: Sequence[Row], found: Outcomes) -> list[Examples]:
             kinds[_change(*pair)].append(pair)
     half_known = kinds.pop(KNOWN_ONCE, [])
     before, after = _evaluated(rows)
-    known = {first.prompt_id for pairs in found for first, _ in pairs}
-    others = sorted((before.keys() | after.keys()) - known)
+    others = sorted((before.keys() | after.keys()) - {first.prompt_id for pairs in found for first, _ in pairs})
     kinds["known once"] = half_known + [(before.get(prompt), after.get(prompt)) for prompt in others]
     return [Examples(kind, len(pairs), pairs[:_EXAMPLES]) for kind, pairs in kinds.items() if pairs]
 

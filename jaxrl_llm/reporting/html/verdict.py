@@ -72,8 +72,7 @@ def verdict(run: RunData, found: Outcomes) -> Verdict:
         detail = f"{fixed} of {n} prompts were fixed and {broken} broken (McNemar's exact test: {p_text(p)})."
     else:
         scored = [_scored(one) for one in (before, after)]
-        rights = [round(rate * of) for rate, of in zip(rates, scored, strict=True)]
-        first, last = zip(rights, scored, strict=True)
+        first, last = zip([round(rate * of) for rate, of in zip(rates, scored, strict=True)], scored, strict=True)
         difference, low, high = difference_interval(first, last)
         significant = low * high > 0
         on = f"{first[1]} prompts" if first[1] == last[1] else f"{first[1]} and {last[1]} prompts"
@@ -82,8 +81,7 @@ def verdict(run: RunData, found: Outcomes) -> Verdict:
     values = f"from {_percent(before)} to {_percent(after)}"
     change = change_text(difference, low, high)
     if not significant:
-        text = f"No significant change: held-out accuracy went {values}, {change}."
-        return Verdict("unclear", text, detail)
+        return Verdict("unclear", f"No significant change: held-out accuracy went {values}, {change}.", detail)
     went, kind = ("rose", "better") if difference > 0 else ("fell", "worse")
     return Verdict(kind, f"Held-out accuracy {went} {values}: {change}, a significant change.", detail)
 
@@ -122,9 +120,7 @@ def warnings(run: RunData) -> list[str]:
     for key in run.metrics:
         if key.startswith("rewards/") and key.endswith("/failed") and (share := run.metric(key).mean()) > 0:
             name = key.removeprefix("rewards/").removesuffix("/failed")
-            found.append(
-                f"The reward {name} failed on {share:.2%} of the completions: they got a default score or none."
-            )
+            found += [f"The reward {name} failed on {share:.2%} of the completions: they got a default score or none."]
     if (share := _mean(run.metric("reward/unscored"))) > 0:
         found.append(f"{share:.2%} of the completions have no score.")
     if (gap := _mean(run.metric("mismatch"))) > _MISMATCH:

@@ -34,9 +34,7 @@ def logged_batch(run_folder: str | Path, step: int | None = None) -> tuple[Traje
     prompts = np.asarray([line["prompt_id"] for line in lines], np.int32)
     names = sorted(set().union(*(line.get("rewards") or {} for line in lines)))
 
-    def rewards(values: list[float | None]) -> jnp.ndarray:
-        return jnp.asarray([as_number(value) for value in values], jnp.float32)
-
+    rewards = lambda values: jnp.asarray([as_number(value) for value in values], jnp.float32)  # noqa: E731
     batch = Trajectories(
         tokens=jnp.asarray(ids),
         token_mask=jnp.asarray(action),

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, TextIO, cast
 
 from jaxrl_llm.utils.errors import InputError, missing_package, shown
@@ -86,9 +85,7 @@ class Progress:
             threading.Thread(target=self._tell, name="progress", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ended.set()
         if self._live is not None:
             self._live.stop()
@@ -125,8 +122,7 @@ class Progress:
 
     def _tell_now(self) -> None:
         assert self._doing is not None
-        now = time.monotonic()
-        if now - self._printed < self._quiet or self._ended.is_set() or not (text := self._doing()):
+        if time.monotonic() - self._printed < self._quiet or self._ended.is_set() or not (text := self._doing()):
             return
         longer = min(2 * self._quiet, LONGEST)
         place = f"step {self._done + 1}/{self._total}: " if self._done < self._total else ""

@@ -28,8 +28,7 @@ class TensorBoardWriter:
         folder.mkdir(parents=True, exist_ok=True)
         # Readers take files in the order of their names, which other writers begin with the time in seconds. Here it is
         # in microseconds, so that files of the same second do not overwrite each other.
-        name = f"events.out.tfevents.{time.time_ns() // 1000:016}.{socket.gethostname()}.{os.getpid()}"
-        self._path = folder / name
+        self._path = folder / f"events.out.tfevents.{time.time_ns() // 1000:016}.{socket.gethostname()}.{os.getpid()}"
         self._file = open(self._path, "xb")  # noqa: SIM115 (closed by close)
         self._add(self._proto.Event(file_version="brain.Event:2"))
         if purge_step is not None:

@@ -6,16 +6,9 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from jaxrl_llm.reporting.logging.files import (
-    iterate_jsonl,
-    number_of,
-    read_json,
-    read_jsonl,
-    step_of,
-    truncate_jsonl,
-)
+from jaxrl_llm.reporting.logging.files import iterate_jsonl, number_of, read_json, read_jsonl, step_of, truncate_jsonl
 from jaxrl_llm.reporting.logging.tensorboard import TensorBoardWriter, read_scalars
 from jaxrl_llm.utils.errors import InputError, naming
 
@@ -82,22 +75,21 @@ class JsonlWriter:
             self._file.close()
 
 
-class _AllOf:
-    def __init__(self, writers: tuple[MetricWriter, ...]) -> None:
-        self._writers = writers
+class _AllOf(NamedTuple):
+    writers: tuple[MetricWriter, ...]
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        for writer in self._writers:
+        for writer in self.writers:
             writer.write(step, metrics)
 
     def flush(self) -> None:
-        for writer in self._writers:
+        for writer in self.writers:
             writer.flush()
 
     def close(self) -> None:
         # An ExitStack closes every writer even if one of them fails, and then raises that error.
         with contextlib.ExitStack() as stack:
-            for writer in self._writers:
+            for writer in self.writers:
                 stack.callback(writer.close)
 
 

@@ -65,7 +65,6 @@ def settle(config: TrainConfig) -> None:
     wrong = coerce_fields(config)
     if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen
         object.__setattr__(config, "rewards", default if config.world is None else (ENVIRONMENT,))
-    texts = [] if wrong else [partial(check_texts, config)]  # only if every field has its type
     judged = config.eval_reward is not None or config.world is None
     if not judged and "rewards" not in wrong and is_among(config.rewards):
         object.__setattr__(config, "eval_reward", ENVIRONMENT)
@@ -73,7 +72,7 @@ def settle(config: TrainConfig) -> None:
         *(partial(raise_error, error) for error in wrong.values()),
         *range_checks(config, without=wrong),
         *([] if "optimizer" in wrong else [partial(check_optimizer, config.optimizer)]),
-        *texts,
+        *([] if wrong else [partial(check_texts, config)]),  # only if every field has its type
     )
     check_together(config)
 

@@ -9,7 +9,7 @@ from jaxrl_llm.data.sources.hub import is_hub_data
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.checks import GENERATED
-from jaxrl_llm.utils.errors import InputError, shown, unknown
+from jaxrl_llm.utils.errors import InputError, require_choice, shown
 from jaxrl_llm.utils.storage import is_url
 
 
@@ -26,8 +26,7 @@ def from_dict(raw: dict[str, Any]) -> TrainConfig:
             raise InputError(f"{section} is {shown(values)}, but must hold settings by name")
         known = {f.name for f in dataclasses.fields(kind)}
         for name in values:
-            if name not in known:
-                raise unknown("setting", name, known)
+            require_choice("setting", name, known)
         return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
     raw = dict(raw) if isinstance(raw, dict) else raw

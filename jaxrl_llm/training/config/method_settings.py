@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from jaxrl_llm.algorithms import CATALOGUE
@@ -9,6 +10,7 @@ from jaxrl_llm.algorithms.method import RunSetting, run_settings_of
 from jaxrl_llm.core.arguments.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError, gather, shown
+from jaxrl_llm.utils.settings import raise_error
 
 
 def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:
@@ -36,15 +38,14 @@ def fitted(config: TrainConfig) -> TrainConfig:
 def check_settings(config: TrainConfig) -> None:
     """InputError, naming the setting and what it could be, where one contradicts the method."""
 
-    def check(setting: RunSetting) -> None:
-        given = hyperparameters_of(config)
-        if not setting.fits(config, given):
-            raise InputError(
-                f"{config.algorithm} needs {setting.why}, but {setting.name} is "
-                f"{_shown(getattr(config, setting.name))}: give {_shown(setting.take(given))}, or choose another method"
-            )
-
-    gather(*(lambda one=one: check(one) for one in _settings(config)))
+    given = hyperparameters_of(config)
+    wrong = (
+        f"{config.algorithm} needs {one.why}, but {one.name} is {_shown(getattr(config, one.name))}: give "
+        f"{_shown(one.take(given))}, or choose another method"
+        for one in _settings(config)
+        if not one.fits(config, given)
+    )
+    gather(*(partial(raise_error, InputError(text)) for text in wrong))
 
 
 def setting_notes(config: TrainConfig) -> list[str]:

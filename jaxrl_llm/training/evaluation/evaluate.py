@@ -192,11 +192,9 @@ def _evaluation(scored: Scored, prompts: int, samples: int, temperature: float, 
         for k in (2**power for power in range(samples.bit_length())):
             enough = known >= k
             if enough.any():
-                per_prompt = np.concatenate(
-                    [pass_at_k(right[one : one + 1], int(known[one]), k) for one in np.flatnonzero(enough)]
-                )
-                low_k, high_k = clustered_interval(per_prompt, max(float(known[enough].mean()) / k, 1.0))
-                figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
+                each = np.concatenate([pass_at_k(right[i : i + 1], int(known[i]), k) for i in np.flatnonzero(enough)])
+                low_k, high_k = clustered_interval(each, max(float(known[enough].mean()) / k, 1.0))
+                figures["pass_at"][str(k)] = {"value": float(each.mean()), "low": low_k, "high": high_k}
     return Evaluation(figures, scored)
 
 
@@ -259,8 +257,7 @@ def play(
     batch = batch.replace(group=np.unique(np.asarray(batch.group), return_inverse=True)[1].astype(np.int32))
     logged = found.scored.logged._replace(extras=chosen(found.scored.logged.extras, kept.tolist()))
     scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept], logged=logged)
-    judge = config.eval_reward or rewards[0].name
-    return _evaluation(scored, len(every), samples, temperature, judge)
+    return _evaluation(scored, len(every), samples, temperature, config.eval_reward or rewards[0].name)
 
 
 def evaluate_as(
@@ -269,10 +266,11 @@ def evaluate_as(
     """`evaluate_policy` as a run's settings say, or `play` if it has an environment or tools. how: of either."""
     if is_agent(config):
         return play(config, policy, params, prompts, rewards, **how)
-    return evaluate_policy(
-        policy, params, prompts, rewards, judge=config.eval_reward, max_new_tokens=config.max_new_tokens,
-        stop=config.stop, slots=config.slots or 128, seed=config.seed, **how,
-    )  # fmt: skip
+    usual: dict[str, Any] = {
+        "judge": config.eval_reward, "max_new_tokens": config.max_new_tokens, "stop": config.stop,
+        "slots": config.slots or 128, "seed": config.seed,
+    }  # fmt: skip
+    return evaluate_policy(policy, params, prompts, rewards, **usual | how)
 
 
 def evaluate_run(
@@ -293,8 +291,6 @@ def evaluate_run(
     if is_agent(config):
         return play(config, parts.policy, params, parts.held_out, parts.rewards, **where)
     rewards = [one for one in parts.rewards if one.function is not judge_reward]  # which reads groups of training
-    return evaluate_policy(
-        dataclasses.replace(parts.policy, thinking=rollout.thinking), params, parts.held_out, rewards,
-        judge=config.eval_reward, max_new_tokens=config.max_new_tokens, stop=config.stop,
-        slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units), **where,
-    )  # fmt: skip
+    policy = dataclasses.replace(parts.policy, thinking=rollout.thinking)
+    where["slots"] = -(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units)
+    return evaluate_as(config, policy, params, parts.held_out, rewards, seed=0, **where)

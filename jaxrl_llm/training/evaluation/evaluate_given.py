@@ -14,7 +14,7 @@ from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.microbatches import at_full_size, plan_steps
 from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import prepare
@@ -27,7 +27,6 @@ from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import same_prompts
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.other_policies.reference import reference_now
 from jaxrl_llm.training.other_policies.teacher import for_teacher
 from jaxrl_llm.training.rollout import rollout_of
@@ -66,9 +65,8 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
     loss, found = _value(algorithm.objective, outputs, batch)
     metrics = {name: float(x) for name, x in found.items()}
     action, rows = np.asarray(scored.batch.action_mask), len(held_out.ids)
-    accuracy, of = next(
-        ((metrics[name], count(rows, action)) for name, count in ACCURACIES.items() if name in metrics), (math.nan, 0)
-    )
+    shares = ((metrics[name], count(rows, action)) for name, count in ACCURACIES.items() if name in metrics)
+    accuracy, of = next(shares, (math.nan, 0))
     low, high = (0.0, 1.0) if math.isnan(accuracy) else wilson_interval(round(accuracy * of), of)
     figures = {
         "prompts": rows, "samples": 1, "accuracy": accuracy, "low": low, "high": high, "loss": float(loss),

@@ -16,7 +16,8 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -36,6 +37,8 @@ logger = logging.getLogger("jaxrl_llm.checkpoints")
 FORMAT = 2  # of checkpoints: 1 had other checksums
 RESERVED = ("checksums", "arrays", "structure", "step", "format")  # entries of the JSON object that `save` adds
 T = TypeVar("T")
+Check = Callable[[dict[str, Any]], object]  # of a checkpoint's JSON object
+Arrays = dict[str, np.ndarray]  # by name
 
 
 class Restored(NamedTuple):
@@ -45,7 +48,7 @@ class Restored(NamedTuple):
     params: Any
     state: Any
     meta: dict[str, Any]
-    arrays: dict[str, np.ndarray] = {}  # noqa: RUF012 (never mutated)
+    arrays: Arrays = {}  # noqa: RUF012 (never mutated)
 
 
 def _check_readable(folder: epath.Path, contents: bool = False) -> None:
@@ -77,9 +80,7 @@ class Checkpoints:
         self._reader = ocp.StandardCheckpointHandler()  # the manager's own would wait for processes that have failed
         self._begun: int | None = None  # step of the last checkpoint whose write was started
 
-    def save(
-        self, step: int, params: Any, state: Any, meta: dict[str, Any], arrays: dict[str, np.ndarray] | None = None
-    ) -> None:
+    def save(self, step: int, params: Any, state: Any, meta: dict[str, Any], arrays: Arrays | None = None) -> None:
         """Start writing a checkpoint; arrays may be donated, and `meta` modified, as soon as this returns.
 
         params, state: jax.Arrays of any sharding, in a run of several processes on the devices of all. meta, arrays:
@@ -104,30 +105,37 @@ class Checkpoints:
                 parts["arrays"] = args.StandardSave(full)
         parts["meta"] = args.JsonSave({**meta, "checksums": {**sums, "meta": checksum_of_json(meta)}})
         self._begun = step
-        try:
+        with self._writing():
             if not self._manager.save(step, args=args.Composite(**parts)):
                 raise ValueError(f"the folder holds {self.steps()}, and a new checkpoint must be later")
-        except jax.errors.JaxRuntimeError:  # between processes or on a device, which has nothing to do with the disk
-            raise
-        except Exception as error:
-            raise _not_saved(self.folder, step, error) from error
 
     def wait(self) -> None:
         """Wait until everything is on disk. InputError as for `save`."""
-        try:
+        with self._writing():
             self._manager.wait_until_finished()
-        except jax.errors.JaxRuntimeError:
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """InputError, with what to do, if the write that was started last fails."""
+        try:
+            yield
+        except jax.errors.JaxRuntimeError:  # between processes or on a device, which has nothing to do with the disk
             raise
         except Exception as error:
-            raise _not_saved(self.folder, self._begun, error) from error
+            what = f"checkpoint {self._begun}" if self._begun is not None else "the last checkpoint"
+            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            if len(reason) > 200:  # keep both ends: the operation, and the system's error
+                reason = f"{reason[:90]} ... {reason[-100:]}"
+            raise InputError(
+                f"{what} could not be written to {self.folder} ({reason}): free space there, then resume with "
+                "--resume; earlier checkpoints are intact"
+            ) from error
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
-    def latest(
-        self, params: Any, state: Any = None, check: Callable[[dict[str, Any]], object] | None = None
-    ) -> Restored | None:
+    def latest(self, params: Any, state: Any = None, check: Check | None = None) -> Restored | None:
         """The newest intact checkpoint, or None if there are none; damaged ones are skipped with a warning.
 
         params, state: trees of arrays (or shapes) with the expected structure and shardings, in which the arrays are
@@ -175,9 +183,7 @@ class Checkpoints:
             logger.warning("checkpoint %s is damaged and skipped: %s", folder, wrong[0][2])
         return None if wrong else found
 
-    def _read(
-        self, step: int, target: tuple[Any, Any], check: Callable[[dict[str, Any]], object] | None
-    ) -> tuple[Restored, dict[str, int]]:
+    def _read(self, step: int, target: tuple[Any, Any], check: Check | None) -> tuple[Restored, dict[str, int]]:
         """A checkpoint and its checksums, which are still to be verified for arrays on the devices.
 
         InputError if the checkpoint cannot be read or does not fit; other exceptions mean damage.
@@ -194,7 +200,7 @@ class Checkpoints:
             )
         restore = self._ocp.args.StandardRestore
         got_params = self._reader.restore(folder / "params", args=restore(params))
-        got_state, arrays = None, dict[str, np.ndarray]()
+        got_state, arrays = None, Arrays()
         if state is not None:
             got_state = self._reader.restore(folder / "state", args=restore(state))
             arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in meta.get("arrays", {}).items()}
@@ -274,14 +280,3 @@ def _message(error: Exception) -> str:
         return str(error)
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"\s*<[^<>]* at 0x\w+>|<bound method.*", "", lines[0])[:200]
-
-
-def _not_saved(folder: epath.Path, step: int | None, error: Exception) -> InputError:
-    what = f"checkpoint {step}" if step is not None else "the last checkpoint"
-    reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-    if len(reason) > 200:  # keep both ends: the operation, and the system's error
-        reason = f"{reason[:90]} ... {reason[-100:]}"
-    return InputError(
-        f"{what} could not be written to {folder} ({reason}): free space there, then resume with --resume; "
-        "earlier checkpoints are intact"
-    )

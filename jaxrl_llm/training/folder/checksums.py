@@ -98,16 +98,11 @@ def differences(meta: Mapping[str, Any], shapes: tuple[Any, Any]) -> str:
     wanted, found = structure(shapes), dict(meta["structure"])
     if shapes[1] is None:
         wanted, found = ({path: x for path, x in all_.items() if path.startswith("[0]")} for all_ in (wanted, found))
+    names = {path: "/".join(re.findall(r"\w+", path)[1:]) for path in (*wanted, *found)}
     differing = [
-        f"{_name(path)} is {found.get(path, 'not there')} in the checkpoint, and {wanted.get(path, 'not there')} here"
+        f"the {'parameter' if path.startswith('[0]') else 'state'} {names[path]} is {found.get(path, 'not there')} in "
+        f"the checkpoint, and {wanted.get(path, 'not there')} here"
         for path in dict.fromkeys([*wanted, *found])
         if wanted.get(path) != found.get(path)
     ]
-    more = f" and {len(differing) - 2} more" if len(differing) > 2 else ""
-    return "; ".join(differing[:2]) + more
-
-
-def _name(path: str) -> str:
-    """A readable form of an array's path, for messages."""
-    part = "the parameter " if path.startswith("[0]") else "the state "
-    return part + "/".join(re.findall(r"\w+", path)[1:])
+    return "; ".join(differing[:2]) + (f" and {len(differing) - 2} more" if len(differing) > 2 else "")

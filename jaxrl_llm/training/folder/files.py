@@ -16,16 +16,11 @@ from jaxrl_llm.reporting.logging.writers import read_json, truncate_jsonl
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.auto_dtype import kept
 from jaxrl_llm.training.config.json_text import from_dict, located, to_dict
-from jaxrl_llm.training.folder.completion_lines import completion_lines
-from jaxrl_llm.training.folder.group_lines import group_line, write_left_out
+from jaxrl_llm.training.folder.completion_lines import completion_lines, group_line, write_left_out
 from jaxrl_llm.training.folder.provenance import NAME as ENVIRONMENT
 from jaxrl_llm.training.folder.provenance import record_start
 from jaxrl_llm.training.folder.remote_folder import Mirror
-from jaxrl_llm.training.folder.resume_checks import (
-    MAY_DIFFER,
-    check_changes,
-    settings_to_compare,
-)
+from jaxrl_llm.training.folder.resume_checks import MAY_DIFFER, check_changes, settings_to_compare
 from jaxrl_llm.utils.errors import InputError, InputErrors, shown
 from jaxrl_llm.utils.storage import is_url, replace_file
 
@@ -247,12 +242,12 @@ class RunFolder:
                 file.write(json.dumps({"step": step, "phase": phase, **line}) + "\n")
 
     def log_groups(self, step: int, found: Step, judge: str | None = None) -> None:
-        """Append what a step sampled to groups.jsonl: see `group_lines.group_line`."""
+        """Append what a step sampled to groups.jsonl: see `completion_lines.group_line`."""
         with self.groups.open("a") as file:
             file.write(json.dumps({"step": step, **group_line(found, judge)}) + "\n")
 
     def write_left_out(self, step: int, why: np.ndarray | None) -> None:
-        """Replace left_out.npz: see `group_lines.write_left_out`. None: the curriculum leaves nothing out."""
+        """Replace left_out.npz: see `completion_lines.write_left_out`. None: the curriculum leaves nothing out."""
         if why is not None:
             write_left_out(self.left_out, step, why)
 

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,10 +79,9 @@ def trained(
     params: with which the run began, a critic's too where it has one. Raises InputError as `load_run` does.
     """
     frozen, params = split_parameters(config, policy, params)
-
-    def changes(meta: dict[str, Any]) -> list[str]:
-        return check_changes(meta, config, os.getcwd(), digests, accept, only=PARAMETER_SETTINGS)
-
+    changes = partial(
+        check_changes, config=config, folder=os.getcwd(), digests=digests, accept=accept, only=PARAMETER_SETTINGS
+    )
     with closing(Checkpoints(folder.checkpoints_for(1))) as checkpoints:
         restored = checkpoints.latest(params, check=changes)
     if restored is None:

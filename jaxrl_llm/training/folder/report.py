@@ -53,6 +53,5 @@ def credit_by_method(
     from jaxrl_llm.training.method import PYTHON, make_algorithm  # here: the module of reports needs no JAX
 
     own = {} if config.algorithm.startswith(PYTHON) else {f"{config.algorithm} (this run)": make_algorithm(config)}
-    named: dict[str, Any] = {**own, **{name: name for name in others}}
-    found = reporting.compare(named, batch, after_steps=after_steps)
+    found = reporting.compare({**own, **{name: name for name in others}}, batch, after_steps=after_steps)
     return dataclasses.replace(found, later="--after-steps 3" if found.later else "")

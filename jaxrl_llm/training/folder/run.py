@@ -15,7 +15,7 @@ from jaxrl_llm.reporting.statistics import as_number
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.load_run import load_run
-from jaxrl_llm.utils.errors import InputError, missing_package, unknown
+from jaxrl_llm.utils.errors import InputError, missing_package, require_choice
 
 # Drawn by default, where they were logged.
 CURVES = ("reward/mean", "groups/uniform", "entropy", "completion/length", "grad_norm", "mismatch")
@@ -92,8 +92,7 @@ class Run:
         if not metrics:
             raise InputError(f"{self.path} has no metrics yet: no step is complete")
         for name in names:
-            if name not in metrics or name == "step":
-                raise unknown("metric", name, metrics.keys() - {"step"})
+            require_choice("metric", name, metrics.keys() - {"step"})
         main = [name for name in CURVES if name in metrics] or sorted(metrics.keys() - {"step"})[:COLUMNS]
         return _drawn(metrics, names or main)
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any
 
 from jaxrl_llm.core.by_value import ByValue
@@ -31,9 +32,6 @@ def checked_rewards(
     made: list[Reward] = []
     heads: list[Rows] = []
 
-    def rewards() -> None:
-        made.extend(make_rewards(config, folder))
-
     def columns() -> None:
         if made and heads:  # both could be read
             check_rewards(made, columns_of(config, *heads), config.eval_reward)
@@ -50,7 +48,8 @@ def checked_rewards(
     sources: list[Any] = [source]
     sources += [config.eval_prompts] if config.eval_size and config.eval_prompts is not None else []
     with closing_on_error(made):
-        gather(*(partial(head, path) for path in sources), rewards, columns, *checks)
+        first = (partial(head, path) for path in sources)
+        gather(*first, lambda: made.extend(make_rewards(config, folder)), columns, *checks)
     return made
 
 
@@ -73,9 +72,8 @@ def check_model(model: str) -> None:
 
 def check_rewards(rewards: Sequence[Reward], columns: set[str], judge: str | None) -> None:
     """InputError if a reward needs a column that is missing, or `judge` is not a reward."""
-    named = (
-        [] if judge is None else [partial(require_choice, "reward to judge by", judge, [one.name for one in rewards])]
-    )
+    names = [one.name for one in rewards]
+    named = [] if judge is None else [partial(require_choice, "reward to judge by", judge, names)]
     gather(partial(require_columns, rewards, columns), *named)
 
 
@@ -97,11 +95,9 @@ def check_answers(rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) ->
 def check_conversations(config: TrainConfig, rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) -> None:
     """InputError where a reward model cannot read what the run will ask: see `refuses` of `ModelReward`."""
     prompts = [rows[0]["prompt"] for rows in sets if isinstance(rows, list) and rows]
-    turns = is_agent(config)
-    for reward in rewards:
-        for prompt in prompts:
-            if why := getattr(reward.function, "refuses", lambda *_: "")(prompt, turns):
-                raise InputError(f"the reward model {reward.name} {why}")
+    for reward, prompt in product(rewards, prompts):
+        if why := getattr(reward.function, "refuses", lambda *_: "")(prompt, is_agent(config)):
+            raise InputError(f"the reward model {reward.name} {why}")
 
 
 def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:

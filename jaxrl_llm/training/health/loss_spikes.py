@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
-from jaxrl_llm.utils.errors import unknown
+from jaxrl_llm.utils.errors import require_choice
 
 LEAST_SPREAD = 0.05  # of the median: where a metric hardly varies, not every change is a spike
 
@@ -42,8 +42,7 @@ def judge(history: History, step: int, metrics: Mapping[str, float], rule: Rule,
     """
     spike = ""
     for name in rule.metrics:
-        if name not in metrics:
-            raise unknown("metric in spike_metrics", name, metrics)
+        require_choice("metric in spike_metrics", name, metrics)
         values, value = history.values.get(name, ()), metrics[name]
         if len(values) >= rule.window and value > (most := bound(values[-rule.window :], rule.factor)):
             spike = spike or f"{name} is {value:.4g}, above {most:.4g}"

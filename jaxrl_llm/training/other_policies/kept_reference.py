@@ -18,12 +18,11 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.hosts import to_numpy
 from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.microbatches import at_full_size, plan_steps
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.evaluation.evaluate_given import given_rows
-from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.process import default_cache_folder
@@ -83,10 +82,8 @@ def _computed(config: TrainConfig, parts: RunParts, reference: Params, batch: Tr
         whole, minibatches=config.minibatches, micro_batches=config.micro_batches, mesh=parts.mesh,
         runs=parts.policy.config.recurrent,
     )  # fmt: skip
-    found = provide(
-        parts.policy, frozenset({NEED}), reference, reference, to_mesh(whole, parts.mesh), steps
-    ).reference_logp
-    logp, action = np.asarray(to_numpy(found, parts.mesh)), np.asarray(batch.action_mask)
+    found = provide(parts.policy, frozenset({NEED}), reference, reference, to_mesh(whole, parts.mesh), steps)
+    logp, action = np.asarray(to_numpy(found.reference_logp, parts.mesh)), np.asarray(batch.action_mask)
     return {key: logp[row][action[row]] for row, key in enumerate(_keys(batch))}
 
 

@@ -20,6 +20,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of, strategy_of
 from jaxrl_llm.utils.errors import InputError, gather
+from jaxrl_llm.utils.settings import raise_error
 
 
 def wants_reference(config: TrainConfig, algorithm: Algorithm) -> bool:
@@ -33,39 +34,30 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
     if rule is None or not wants_reference(config, algorithm):
         return
 
-    def complete() -> None:
-        if rule.option is not None and not rule.models:
-            raise InputError(
-                f"the reference of {config.algorithm} needs other models: give --algorithm.{rule.option} PATH"
-            )
-
-    def drawable() -> None:
-        if rule.update is None or not (rollout := rollout_of(config, algorithm)).demands.reference:
-            return
-        if rule.initial_share:
-            raise InputError(
-                f"the rollout {rollout.name} draws from the reference, but that of {config.algorithm} mixes "
-                "log-probabilities, from which nothing is drawn: use another rollout"
-            )
-        if config.max_staleness or strategy_of(config, algorithm) is not None:
-            raise InputError(
-                f"the rollout {rollout.name} draws from the reference of one step, which moves, but max_staleness, "
-                "oversample and segment_tokens continue samples in others: leave them out"
-            )
-
-    def movable() -> None:
-        if rule.update is not None and config.reference_memory == "host":
-            raise InputError(
-                f"reference_memory is host, but the reference of {config.algorithm} moves, so it must stay on the "
-                "device: leave it out"
-            )
-        if rule.averages and config.adapts:
-            raise InputError(
-                f"the reference of {config.algorithm} is an average of weights, but with {config.adapts} only adapters "
-                "are trained, whose average is not that of their products: train all weights"
-            )
-
-    gather(complete, drawable, movable)
+    problems, rollout, moves = list[str](), rollout_of(config, algorithm), rule.update is not None
+    if rule.option is not None and not rule.models:
+        problems.append(f"the reference of {config.algorithm} needs other models: give --algorithm.{rule.option} PATH")
+    if moves and rollout.demands.reference and rule.initial_share:
+        problems.append(
+            f"the rollout {rollout.name} draws from the reference, but that of {config.algorithm} mixes "
+            "log-probabilities, from which nothing is drawn: use another rollout"
+        )
+    elif moves and rollout.demands.reference and (config.max_staleness or strategy_of(config, algorithm) is not None):
+        problems.append(
+            f"the rollout {rollout.name} draws from the reference of one step, which moves, but max_staleness, "
+            "oversample and segment_tokens continue samples in others: leave them out"
+        )
+    if moves and config.reference_memory == "host":
+        problems.append(
+            f"reference_memory is host, but the reference of {config.algorithm} moves, so it must stay on the device: "
+            "leave it out"
+        )
+    elif rule.averages and config.adapts:
+        problems.append(
+            f"the reference of {config.algorithm} is an average of weights, but with {config.adapts} only adapters "
+            "are trained, whose average is not that of their products: train all weights"
+        )
+    gather(*(functools.partial(raise_error, InputError(text)) for text in problems))
 
 
 def check_kept(config: TrainConfig, algorithm: Algorithm, own_source: bool = False) -> None:

@@ -1,25 +1,146 @@
-"""The teacher of a run: a frozen model of the same tokens, on the run's devices."""
+"""The teacher of a run: frozen models of the same tokens, on the run's devices, or one behind an OpenAI-compatible
+server, which says log-probabilities of a batch's tokens, and the most probable ones."""
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.needs import asks_for, of_teacher
+from jaxrl_llm.core.needs import OF_TEACHER, asks_for, of_teacher, value_of, values_of
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed import shardings_over
-from jaxrl_llm.learner.setup import shard
+from jaxrl_llm.learner.step import shard
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher, check_offered
 from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.post import posted
 
+OFFERED = ("teacher_token_logp", "teacher_top")
+MOST_ROWS, AT_ONCE, KEPT = 16, 4, 100_000  # rows of a request; requests at a time; rows whose answers are kept
+PAUSES = (0.2, 1.0, 5.0)  # seconds before each repetition
+TIME_LIMIT = 600.0  # seconds for an answer
+
+
+class Answer(NamedTuple):
+    """What the server says of a row of T tokens; of the first one it says nothing."""
+
+    logp: np.ndarray  # f32[T]
+    top: np.ndarray  # f32[T, 2, K], ids and log-probabilities, the most probable first
+
+
+def check_offered(url: str, needs: Iterable[str], temperature: float) -> None:
+    """InputError for what a server does not say: more than its most probable tokens, and other temperatures than 1."""
+    asked = [need for need in needs if value_of(need)[0] in OF_TEACHER and value_of(need)[0] not in OFFERED]
+    if asked:
+        raise InputError(
+            f"the teacher {url} says its most probable tokens only, but {', '.join(sorted(asked))} is needed: give "
+            "top_k, at most as many as the server allows, with beta 0 or support teacher"
+        )
+    if temperature != 1:
+        raise InputError(f"the teacher {url} samples at the temperature 1, but the run at {temperature:g}: give 1")
+
+
+class ServerTeacher:
+    """A server with /completions that echoes the prompt's tokens with log-probabilities, as vLLM's.
+
+    url: http://HOST:PORT/v1#MODEL. Answers are kept by the content of a row.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url, _, self.model = url.partition("#")
+        if not self.model:
+            raise InputError(f"the teacher {url} names no model: add it, {url}#MODEL")
+        self.known: OrderedDict[str, Answer] = OrderedDict()
+
+    def fill_in(self, batch: Trajectories, needs: Iterable[str]) -> Trajectories:
+        """A batch on the host with what the server says of its actions, of the needs that are OFFERED.
+
+        InputError, in one line, for a server that does not answer, or says something else.
+        """
+        needs = list(needs)
+        count = int(max(values_of(needs, "teacher_top"), default=0))
+        mask, action = np.asarray(batch.token_mask), np.asarray(batch.action_mask)
+        other = (batch.info or {}).get("teacher_tokens")
+        rows, places = [], np.cumsum(mask, axis=1) - 1
+        for i in np.flatnonzero(action.any(axis=1)).tolist():
+            own = np.asarray(batch.tokens)[i][mask[i]]
+            read = own if other is None else np.asarray(other)[i][np.asarray(other)[i] >= 0].astype(int)
+            if len(read):  # rows of both end with the actions
+                rows.append((i, read.tolist(), len(read) - len(own)))
+        logp = np.zeros(mask.shape, np.float32)
+        top = np.zeros((*mask.shape, 2, count), np.float32)
+        for (i, _, shift), found in zip(rows, self.answers([read for _, read, _ in rows], count), strict=True):
+            at = places[i][action[i]] + shift
+            logp[i, action[i]], top[i, action[i]] = found.logp[at], found.top[at]
+        names = {value_of(need)[0] for need in needs}
+        given: dict[str, Any] = {"teacher_token_logp": logp, "teacher_top": top}
+        return batch.with_info(**{name: x for name, x in given.items() if name in names})
+
+    def answers(self, rows: Sequence[Sequence[int]], count: int) -> list[Answer]:
+        """What the server says of rows of token ids, of which it is asked for those that it has not seen."""
+        keys = [hashlib.sha256(json.dumps([row, count]).encode()).hexdigest() for row in rows]
+        new = {key: row for key, row in zip(keys, rows, strict=True) if key not in self.known}
+        parts = [list(new.items())[i : i + MOST_ROWS] for i in range(0, len(new), MOST_ROWS)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found = pool.map(lambda part: self._ask([row for _, row in part], count), parts)
+            for part, some in zip(parts, found, strict=True):
+                self.known.update(zip((key for key, _ in part), some, strict=True))
+        out = [self.known[key] for key in keys]
+        while len(self.known) > KEPT:
+            self.known.popitem(last=False)
+        return out
+
+    def _ask(self, rows: Sequence[Sequence[int]], count: int) -> list[Answer]:
+        body = {
+            "model": self.model, "prompt": rows, "max_tokens": 1, "temperature": 0, "echo": True,
+            "logprobs": max(count, 1), "return_tokens_as_token_ids": True,
+        }  # fmt: skip
+        try:
+            said = posted(f"{self.url.rstrip('/')}/completions", body, dict, pauses=PAUSES, time_limit=TIME_LIMIT)
+            choices = sorted(said["choices"], key=lambda one: one["index"])
+            found = [_read(one["logprobs"], row, count) for one, row in zip(choices, rows, strict=True)]
+        except RuntimeError as why:
+            raise InputError(f"the teacher {self.url} does not answer ({why}): start it, and resume the run") from None
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise InputError(
+                f"the teacher {self.url} does not say log-probabilities by token id ({error!r}): it must know echo, "
+                "logprobs and return_tokens_as_token_ids of /completions, as vLLM does"
+            ) from None
+        return found
+
+
+def _read(said: Any, row: Sequence[int], count: int) -> Answer:
+    """The answer for a row's tokens; ValueError where the server read others, or says too few."""
+    if [_id(token) for token in said["tokens"][: len(row)]] != list(row):
+        raise ValueError("it read other tokens")
+    logp, top = np.zeros(len(row), np.float32), np.zeros((len(row), 2, count), np.float32)
+    for t in range(1, len(row)):
+        logp[t] = said["token_logprobs"][t]
+        best = sorted(((x, _id(token)) for token, x in said["top_logprobs"][t].items()), reverse=True)[:count]
+        if len(best) < count:
+            raise ValueError(f"{len(best)} of {count} tokens")
+        top[t, 0], top[t, 1] = [token for _, token in best], [x for x, _ in best]
+    return Answer(logp, top)
+
+
+def _id(token: str) -> int:
+    name, _, number = token.partition(":")
+    if name != "token_id":
+        raise ValueError(f"token {token!r}")
+    return int(number)
+
+
+Teacher = FrozenPolicy | Teachers | ServerTeacher
 URLS = ("http://", "https://")
 COLUMN = "teacher"  # of the data set, with the name of a row's teacher where there are several
 
@@ -83,10 +204,7 @@ def _place_of(row: Mapping[str, Any], number: int, names: Sequence[str]) -> int:
 
 
 def for_teacher(
-    teacher: FrozenPolicy | Teachers | ServerTeacher | None,
-    batch: Trajectories,
-    rows: Sequence[Mapping[str, Any]],
-    needs: frozenset[str],
+    teacher: Teacher | None, batch: Trajectories, rows: Sequence[Mapping[str, Any]], needs: frozenset[str]
 ) -> Trajectories:
     """A batch on the host with what is known before its update: what a server says of it, or which of several teachers
     each row has, by the column of its prompt's row."""
@@ -100,18 +218,14 @@ def for_teacher(
     return batch
 
 
-def weights_of(
-    config: TrainConfig, teacher: FrozenPolicy | Teachers | ServerTeacher | None
-) -> list[tuple[str, FrozenPolicy]]:
+def weights_of(config: TrainConfig, teacher: Teacher | None) -> list[tuple[str, FrozenPolicy]]:
     """The teachers that a run has loaded, with their paths."""
     if isinstance(teacher, Teachers):
         return list(zip(teachers_of(config.teacher).values(), teacher.policies, strict=True))
     return [(config.teacher or "", teacher)] if isinstance(teacher, FrozenPolicy) else []
 
 
-def load_teacher(
-    config: TrainConfig, policy: Policy, tokenizer: Any, mesh: jax.sharding.Mesh
-) -> FrozenPolicy | Teachers | ServerTeacher | None:
+def load_teacher(config: TrainConfig, policy: Policy, tokenizer: Any, mesh: Mesh) -> Teacher | None:
     """The run's teacher or teachers, sharded over the mesh as the policy is, or a server's; None where it is the
     method's own reference.
 
@@ -127,10 +241,9 @@ def load_teacher(
     return _loaded(config.teacher, config, policy, tokenizer, mesh)
 
 
-def _loaded(path: str, config: TrainConfig, policy: Policy, tokenizer: Any, mesh: jax.sharding.Mesh) -> FrozenPolicy:
-    own, params, other = load_policy(
-        path, dtype=config.dtype, shardings=shardings_over(mesh), context=config.context_tokens or None
-    )
+def _loaded(path: str, config: TrainConfig, policy: Policy, tokenizer: Any, mesh: Mesh) -> FrozenPolicy:
+    spread, context = shardings_over(mesh), config.context_tokens or None
+    own, params, other = load_policy(path, dtype=config.dtype, shardings=spread, context=context)
     check_tokens(path, policy, tokenizer, own, other)
     own = replace(own, activations=policy.activations, mesh=mesh if mesh.size > 1 else None)
     return FrozenPolicy(own, shard(params, own, mesh))

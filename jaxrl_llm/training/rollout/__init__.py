@@ -144,16 +144,14 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
 
 def check_judge(config: TrainConfig, rollout: Rollout) -> None:
     """InputError unless the rollout has a judge where the rewards have its verdict, and the other way round."""
-    judges, counts = JUDGE in rollout.provides, is_among(config.rewards, JUDGE)
+    judges, counts, name = JUDGE in rollout.provides, is_among(config.rewards, JUDGE), rollout.name
     if counts and not judges:
         raise InputError(
-            f"rewards has judge, but the rollout {rollout.name} asks none: give --rollout judged_pairs, judged_anchor, "
+            f"rewards has judge, but the rollout {name} asks none: give --rollout judged_pairs, judged_anchor, "
             "judged_grades or judged_rubric, a method with a judge, or another reward"
         )
     if judges and not counts:
-        raise InputError(
-            f"the rollout {rollout.name} asks a judge whose verdict no reward counts: add judge to rewards"
-        )
+        raise InputError(f"the rollout {name} asks a judge whose verdict no reward counts: add judge to rewards")
     if judges and config.eval_size and all(is_among([spec], JUDGE) for spec in config.rewards):
         raise InputError(
             "rewards has judge alone, which reads groups of training and not held-out completions: give eval_size 0, "
@@ -209,23 +207,19 @@ def check_population(config: TrainConfig, rollout: Rollout) -> None:
 
 def check_soft_thinking(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
     """InputError if the method thinks softly and its rollout does not, or as the run's settings do not fit."""
-    own = None if algorithm.rollout is None else algorithm.rollout.thinking
+    own, method = None if algorithm.rollout is None else algorithm.rollout.thinking, config.algorithm
     if own != rollout.thinking:
-        raise InputError(f"the rollout {rollout.name} does not think as {config.algorithm} learns: leave out rollout")
+        raise InputError(f"the rollout {rollout.name} does not think as {method} learns: leave out rollout")
     if own is not None and config.speculative_tokens:
-        raise InputError(
-            f"{config.algorithm} thinks softly, which speculation cannot draft: leave out speculative_tokens"
-        )
+        raise InputError(f"{method} thinks softly, which speculation cannot draft: leave out speculative_tokens")
 
 
 def fork_notes(config: TrainConfig, algorithm: Algorithm) -> list[str]:
     """What to say of forks that no completion reaches, where others are reached."""
     rollout, limit = rollout_of(config, algorithm), config.max_new_tokens
-    if not (beyond := " and ".join(str(place) for place in rollout.demands.forks if place >= limit)):
-        return []
-    return [
-        f"the rollout {rollout.name} never reaches its forks after {beyond} tokens: completions have at most {limit}"
-    ]
+    beyond = " and ".join(str(place) for place in rollout.demands.forks if place >= limit)
+    text = f"the rollout {rollout.name} never reaches its forks after {beyond} tokens: completions have at most {limit}"
+    return [text] if beyond else []
 
 
 def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapping[str, Any]]) -> None:

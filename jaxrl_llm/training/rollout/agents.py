@@ -21,13 +21,14 @@ from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.agents.restarts import IMITATED, restarting
 from jaxrl_llm.rollouts.agents.self_play import self_play
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.utils.errors import InputError, error_line, missing_package, shown, unknown
+from jaxrl_llm.utils.errors import InputError, error_line, missing_package, require_choice, shown
 from jaxrl_llm.utils.starting import limited, phase
 from jaxrl_llm.utils.value_digest import value_digest
 
 logger = logging.getLogger("jaxrl_llm.training")
 TURN_REWARDS = "turn_rewards"
 T = TypeVar("T")
+Row = Mapping[str, Any]  # of the data set
 
 
 def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = False) -> Rollout:
@@ -81,9 +82,7 @@ def agent_digests(config: TrainConfig) -> dict[str, str]:
     }
 
 
-def check_agent(
-    config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenizer: Callable[[], Any]
-) -> list[ChatTurns]:
+def check_agent(config: TrainConfig, rows: Sequence[Row], tokenizer: Callable[[], Any]) -> list[ChatTurns]:
     """Try the environments of a run before its model is loaded: each is made once, and their tools described.
 
     tokenizer: reads the model's. Returns how the conversations of each environment begin and go on.
@@ -142,13 +141,13 @@ def tell_ends(chats: Sequence[ChatTurns], ends: Collection[int]) -> None:
                 return
 
 
-def _kinds(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+def _kinds(config: TrainConfig, rows: Sequence[Row]) -> dict[str, Row]:
     """A row for each kind of environment that the rows name; of rows that are read as they are drawn, the first."""
     factory = _factory(config) if config.world else None
     first = dict(rows[0]) if isinstance(rows, list) else dict(next(iter(rows[:1])))
     if not isinstance(factory, Mapping):
         return {str(config.world or "tools"): first}
-    known: dict[str, Mapping[str, Any]] = {}
+    known: dict[str, Row] = {}
     for row in rows if isinstance(rows, list) else [first]:
         name = str(row.get("environment"))
         if "environment" not in row:
@@ -156,8 +155,7 @@ def _kinds(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> dict[str, 
                 f"{config.environment} has several environments: each row must name one in its column environment, but "
                 "one has no such column"
             )
-        if name not in factory:
-            raise unknown("environment", name, factory)
+        require_choice("environment", name, factory)
         known.setdefault(name, row)
     return known
 
@@ -169,10 +167,8 @@ def _in_time(config: TrainConfig, function: Callable[[], T], what: str) -> T:
         return limited(function, seconds, f"it took more than {seconds:g} s to {what}, which rollout_time_limit allows")
 
 
-def _made(
-    config: TrainConfig, make: MakeEnvironment, row: Mapping[str, Any]
-) -> tuple[Environment, tuple[Mapping[str, Any], ...]]:
-    def tried() -> tuple[Environment, tuple[Mapping[str, Any], ...]]:
+def _made(config: TrainConfig, make: MakeEnvironment, row: Row) -> tuple[Environment, tuple[Mapping[str, Any], ...]]:
+    def tried() -> Any:
         world = make(row)
         return world, tuple(world.tools)
 

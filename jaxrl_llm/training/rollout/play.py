@@ -152,11 +152,10 @@ def play_rows(
         watched, config.turns, config.turn_tokens or None, config.episode_tokens or None, greedy=temperature == 0,
         system=config.system_prompt, format=config.format,
     )  # fmt: skip
-    every = np.arange(len(rows), dtype=np.int32)
     source = experience(
         Experience(
             policy, PromptSet(list(rows), [[0] for _ in rows]),  # an agent begins with the messages of its row
-            (Reward(environment),), same_prompts(every),
+            (Reward(environment),), same_prompts(np.arange(len(rows), dtype=np.int32)),
             replace(config.sampling, temperature=temperature or 1.0, slots=min(64, len(rows) * samples)), rollout,
             prompts_per_step=len(rows), group_size=samples, time_limit=config.rollout_time_limit, watch=watch,
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.transform import RunFacts
-from jaxrl_llm.learner.setup import start
+from jaxrl_llm.learner.step import start
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.replay.base import Swarm, shared
 from jaxrl_llm.rollouts.runtime.sources import mixed_step
@@ -50,7 +50,7 @@ def swarm_source(
         raise InputError("a swarm trains whole policies in one process: leave out other processes and adapters (LoRA)")
     alone = parts._replace(algorithm=dataclasses.replace(parts.algorithm, replay=None))
     configs = [dataclasses.replace(config, seed=config.seed + number) for number in range(given.nodes)]
-    sources = [make(one, alone) for one in configs]
+    first, *_ = sources = [make(one, alone) for one in configs]
 
     def begin(params: Params) -> Node:
         copied, facts = jax.tree.map(jnp.copy, params), RunFacts(prompts=len(parts.prompts.rows), steps=config.steps)
@@ -68,7 +68,7 @@ def swarm_source(
                 for one in others
             )
         keys = [key, *(jax.random.fold_in(key, 2**30 + number) for number in range(1, given.nodes))]
-        found, own = sources[0].next(state.own, params, key, step)
+        found, own = first.next(state.own, params, key, step)
         steps, ats = [found], [own]
         for number, one in enumerate(others, start=1):
             sampled, at = sources[number].next(one.source, one.train.params, keys[number], step)
@@ -93,7 +93,7 @@ def swarm_source(
         return mixed._replace(metrics=mixed.metrics | metrics), SwarmState(own, tuple(after))
 
     def save(state: SwarmState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        saved, arrays = sources[0].save(state.own)
+        saved, arrays = first.save(state.own)
         nodes = []
         for number, one in enumerate(state.others, start=1):
             of_source, more = sources[number].save(one.source)
@@ -108,19 +108,15 @@ def swarm_source(
         def of(prefix: str) -> dict[str, np.ndarray]:
             return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
 
-        own = sources[0].load(saved["own"], {name: x for name, x in arrays.items() if not name.startswith("node")})
+        own = first.load(saved["own"], {name: x for name, x in arrays.items() if not name.startswith("node")})
         others = []
-        for number, one in enumerate(saved["nodes"], start=1):
-            train, memory = (
-                [x for _, x in sorted(of(f"node{number}_{kind}_").items())] for kind in ("train", "memory")
-            )
-            at = sources[number].load(one["source"], of(f"node{number}_source_"))
+        for place, one in enumerate(saved["nodes"], start=1):
+            train, memory = ([x for _, x in sorted(of(f"node{place}_{kind}_").items())] for kind in ("train", "memory"))
+            at = sources[place].load(one["source"], of(f"node{place}_source_"))
             others.append(Node(train, memory, at, one["feedback"]))
         return SwarmState(own, tuple(others))
 
-    return Source(
-        lambda: SwarmState(sources[0].init(), ()), following, save, load, sources[0].provides | given.provides
-    )
+    return Source(lambda: SwarmState(first.init(), ()), following, save, load, first.provides | given.provides)
 
 
 def _like(tree: Any, leaves: list[np.ndarray]) -> Any:

@@ -167,8 +167,7 @@ def confine_files(readable: list[str], writable: list[str]) -> None:
     for paths, allowed in ((readable, READ), (writable, READ | WRITE), (DEVICES, 1 << 1 | 1 << 2)):
         for path in paths:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            rights = allowed if os.path.isdir(path) else allowed & OF_FILES
-            call(445, rules, 1, struct.pack("=Qi", rights, opened), 0)
+            call(445, rules, 1, struct.pack("=Qi", allowed if os.path.isdir(path) else allowed & OF_FILES, opened), 0)
             os.close(opened)
     call(446, rules, 0)
     os.close(rules)

@@ -27,8 +27,7 @@ class Box:
         names = ("ask", "tell") if settings["session"] else ("stdin",)
         for name in (*names, "stdout", "stderr", "status"):
             read, write = os.pipe()
-            inward = name in ("ask", "stdin")
-            self.theirs[name], self.ours[name] = (read, write) if inward else (write, read)
+            self.theirs[name], self.ours[name] = (read, write) if name in ("ask", "stdin") else (write, read)
             os.set_blocking(self.ours[name], False)
         self.group: str | None = None
         self.watch = Watch({os.getpid()}, settings)
@@ -153,9 +152,8 @@ def _be_first(box: Box) -> None:
     Returns in the code's process alone. When the first one ends, the kernel ends all others.
     """
     settings = box.settings
-    confine.c(
-        "unshare", confine.NEW_MOUNTS | confine.NEW_NETWORK | confine.NEW_IPC | confine.NEW_NAMES | confine.NEW_CGROUP
-    )
+    spaces = confine.NEW_MOUNTS | confine.NEW_NETWORK | confine.NEW_IPC | confine.NEW_NAMES | confine.NEW_CGROUP
+    confine.c("unshare", spaces)
     confine.own_root(settings["readable"], settings["disk"], settings["user"])
     child = os.fork()
     if not child:

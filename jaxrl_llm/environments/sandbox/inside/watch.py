@@ -187,8 +187,7 @@ class Watch:
         elif self._folder is not None and self._disk(pids) > limits["disk"]:
             found = "disk"
         # As often as looking takes no more than an eighth of the time, or two thirds where only it bounds the memory.
-        taken = time.monotonic() - began
-        self.next = time.monotonic() + max(TICK if fits else SOON, (8 if fits else 0.5) * taken)
+        self.next = time.monotonic() + max(TICK if fits else SOON, (8 if fits else 0.5) * (time.monotonic() - began))
         return found
 
     def _held(self, pids: list[int]) -> int:
@@ -218,8 +217,7 @@ class Watch:
         left = most - self._extra - sum(data.values())
         for pid, size in data.items() if self._bounded else ():
             try:
-                part = size + max(left, 0) // len(pids)
-                resource.prlimit(pid, resource.RLIMIT_DATA, (min(part, most), most))
+                resource.prlimit(pid, resource.RLIMIT_DATA, (min(size + max(left, 0) // len(pids), most), most))
             except (OSError, ValueError):
                 left = -1
         return left >= 0
