@@ -56,7 +56,7 @@ _MOVES = (
     ),
     (
         "plan", "runs",
-        "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=estimate "
+        "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=times "
         "default_mesh=choose_mesh"
     ),
     ("plan.program", "distributed", "cost program_text=text work=cost"),
@@ -83,10 +83,8 @@ _MOVES = (
     ("rewards.workers", "rewards", "loading memory=child process runner worker"),
     (
         "learner", "learner",
-        "learn=step steps=microbatches diagnose=nonfinite pack=packing rescoring=outputs turnwise_updates=step"
+        "learn=step steps=microbatches diagnose=nonfinite pack=packing rescoring=outputs"
     ),
-    ("plan", "plan", "times=estimate"),
-    ("reporting.html", "reporting.html", "conversations=shading"),
     (
         "reporting.html", "reporting",
         "charts credit_page curves report run_data lines=run_data settings_shown=overview shading shown_completions "

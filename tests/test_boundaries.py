@@ -18,9 +18,9 @@ from jaxrl_llm.core.shapes import BOOL, FLOATS, INTEGERS, NUMBERS, check_array
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Transform
 from jaxrl_llm.in_jax.rollout import evaluate_task, greedy_reward, roll_out
+from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import addition
 from jaxrl_llm.in_jax.train import LabSettings, fresh_params, make_policy, make_train, warm_start
-from jaxrl_llm.learner.microbatches import draw_steps
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.learner.update import gradient, prepare, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, save_policy

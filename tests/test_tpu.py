@@ -13,7 +13,7 @@ from jax.experimental import topologies
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.learner.step import compile_learning
+from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.train_state import init_state

@@ -25,7 +25,8 @@ import numpy as np
 from jaxrl_llm import load_policy
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.core.transform import Objective
-from jaxrl_llm.learner.microbatches import draw_steps, plan_steps, take
+from jaxrl_llm.in_jax.steps import draw_steps
+from jaxrl_llm.learner.microbatches import plan_steps, take
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Policy

@@ -21,9 +21,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(sys.prefix) / "aot")]
 
 from jaxrl_llm.distributed.chips import topology_of  # noqa: E402
 from jaxrl_llm.learner.optimizer import OptimizerConfig  # noqa: E402
-from jaxrl_llm.plan.estimate import seconds_of  # noqa: E402
 from jaxrl_llm.plan.plan import learning_costs  # noqa: E402
 from jaxrl_llm.plan.shapes import shapes_of  # noqa: E402
+from jaxrl_llm.plan.times import seconds_of  # noqa: E402
 from jaxrl_llm.training.config import TrainConfig  # noqa: E402
 
 SLICES = {16: "v5e:4x4", 64: "v5e:8x8", 256: "v5e:16x16"}

@@ -12,29 +12,11 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import expect, names_of, require_function
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
+from jaxrl_llm.core.loss_metrics import Metrics, merge_metrics
 from jaxrl_llm.core.repr import Negation, Operation, layout, recorded
 from jaxrl_llm.core.shapes import check_outputs
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.utils.errors import InputError, is_off
-
-Metrics = dict[str, jax.Array]
-
-
-def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """The metrics of two terms together; a name of both is numbered in the second, so that neither is lost.
-
-    >>> merge_metrics({"kl": 1, "loss": 2}, {"kl": 3, "kl/2": 4})
-    {'kl': 1, 'loss': 2, 'kl/3': 3, 'kl/2': 4}
-    """
-    found = dict(first)
-    for name, value in second.items():
-        number = 2
-        label = name
-        while label in found or (label != name and label in second):
-            label, number = f"{name}/{number}", number + 1
-        found[label] = value
-    return found
-
 
 Refresh = Callable[[PolicyOutputs, Trajectories], Trajectories]
 

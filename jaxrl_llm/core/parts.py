@@ -6,7 +6,8 @@ import typing
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from jaxrl_llm.core.objective import Metrics, Objective, control
+from jaxrl_llm.core.loss_metrics import Metrics
+from jaxrl_llm.core.objective import Objective, control
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.core.transform import State, Transform, chain, controller, counted, names_of, stateless

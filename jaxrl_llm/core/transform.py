@@ -14,7 +14,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import expect, names_of, require_function
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.objective import Metrics, Objective, control
+from jaxrl_llm.core.loss_metrics import Metrics
+from jaxrl_llm.core.objective import Objective, control
 from jaxrl_llm.core.repr import Call, layout, part, record
 from jaxrl_llm.core.shapes import check_batch, in_words
 from jaxrl_llm.core.trajectory import Array, Trajectories

@@ -46,10 +46,10 @@ from jaxrl_llm.in_jax.settings import (
     provided,
     trains_on_pairs,
 )
+from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.tasks.task import replayed
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import draw_steps
 from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.learner.update import update

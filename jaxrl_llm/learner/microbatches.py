@@ -18,7 +18,6 @@ from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.learner.checks import check_count, known, mark_of
 from jaxrl_llm.learner.packing import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
-from jaxrl_llm.models.checks import check_key
 from jaxrl_llm.models.layers.packed_attention import lanes
 from jaxrl_llm.models.mesh_axes import ROWS, SAMPLED_ROWS, axes_of, row_shards, token_shards
 from jaxrl_llm.models.packing import Packing
@@ -179,79 +178,3 @@ def by_slices(f: Callable[[Trajectories, Packing | None], Any], batch: Trajector
         return jnp.zeros_like(x).at[at].set(x)
 
     return jax.tree.map(put, found)
-
-
-def draw_steps(
-    key: jax.Array,
-    batch: Trajectories,
-    *,
-    epochs: int = 1,
-    minibatches: int = 1,
-    group_size: int = 1,
-    packing: Callable[[Trajectories], Packing] | None = None,
-) -> Steps:
-    """The gradient steps of a batch, drawn with `key`; pure, so it can be called under jit. Micro-batches are not cut.
-
-    Each epoch deals the groups, `group_size` rows that stand next to each other, to `minibatches` in an order of its
-    own; one minibatch is the batch as it is. packing: of a minibatch, such as `partial(shared_prompts, ...)`; None:
-    every row as it is. Raises InputError where the groups do not split evenly, and for counts below 1.
-    """
-    check_key(key)
-    check_batch(batch)
-    counts = {"epochs": epochs, "minibatches": minibatches, "group_size": group_size}
-    for name, count in counts.items():
-        check_count(name, count)
-    N = batch.tokens.shape[0]
-    if N % (group_size * minibatches):
-        raise InputError(
-            f"{N} rows in groups of {group_size} do not split evenly into {minibatches} minibatches: change one of them"
-        )
-    rows = jnp.arange(N, dtype=jnp.int32)
-    if minibatches == 1:
-        rows = jnp.broadcast_to(rows, (epochs, N))
-    else:
-        units = rows.reshape(-1, group_size)
-        rows = jax.vmap(lambda key: jax.random.permutation(key, units))(jax.random.split(key, epochs))
-    rows = rows.reshape(epochs * minibatches, -1)
-    packings = None if packing is None else jax.vmap(lambda chosen: packing(take(batch, chosen)))(rows)
-    return jax.tree.map(lambda x: x.reshape(epochs, minibatches, 1, *x.shape[1:]), Steps(rows, packings))
-
-
-def fill_up(batch: Trajectories, rows: int, group_size: int, measured: int = 0) -> Trajectories:
-    """The batch with groups without any action, up to `rows` rows, so that all steps share a compiled update.
-
-    They are copies of the first rows' prompts, count in no mean, and leave loss and gradient as they are. Only where
-    there are more minibatches than groups with actions can a gradient step see nothing but such. measured: how many of
-    them, at the end, count as rows that no update takes, in a batch with info["measured"].
-    """
-    have = batch.tokens.shape[0]
-    if have == rows:
-        return batch
-    index = np.concatenate([np.arange(have), np.arange(rows - have) % min(group_size, have)])
-    empty = np.arange(rows) >= have
-    numbers = np.asarray(batch.group).max() + 1 + (np.arange(rows) - have) // group_size
-    batch = map_rows(lambda x: np.asarray(x)[index], batch)
-    if measured:
-        marks = np.where(empty, 0, np.asarray(batch.need("measured"))).astype(np.float32)
-        marks[rows - measured :] = 1
-        batch = batch.with_info(measured=jnp.asarray(marks))
-    before = np.cumsum(np.asarray(batch.action_mask), axis=1) == 0
-    return batch.replace(
-        token_mask=batch.token_mask & (before | ~empty[:, None]),
-        action_mask=batch.action_mask & ~empty[:, None],
-        turn=np.where(empty[:, None], -1, batch.turn).astype(np.int32),
-        group=np.where(empty, numbers, np.asarray(batch.group)).astype(np.int32),
-    )
-
-
-def at_full_size(batch: Trajectories, usual: int, group_size: int) -> Trajectories:
-    """The batch filled up to a multiple of its usual number of rows, so that few sizes are compiled.
-
-    Programs may return more rows than the usual. Rows that are only measured (info["measured"]) have a multiple of
-    their own, at least one, because there are none in the first step.
-    """
-    marks, rows = (batch.info or {}).get("measured"), batch.tokens.shape[0]
-    measured = 0 if marks is None else int(np.sum(np.asarray(marks) > 0))
-    trained = -(-(rows - measured) // usual) * usual
-    full = 0 if marks is None else max(-(-measured // usual), 1) * usual
-    return fill_up(batch, trained + full, group_size, full - measured)

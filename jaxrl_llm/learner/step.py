@@ -1,13 +1,11 @@
-"""One iteration of learning: a scored batch in, new parameters out, at once or turn by turn; the state before the first
-one, and its programs compiled ahead of time.
+"""One iteration of learning: a scored batch in, new parameters out.
 
 `inputs.provide` computes what a method needs beyond a sampled and scored batch from the policies at hand.
-Batches can be filled up to one size (`microbatches.fill_up`).
+Batches can be filled up to one size (`full_size.fill_up`).
 """
 
 import dataclasses
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import jax
@@ -16,24 +14,21 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxrl_llm.core.algorithm import TURN_FACTOR, Algorithm, TurnPhases, turn_in_episode
-from jaxrl_llm.core.buckets import bucket_sums, joint_key
+from jaxrl_llm.core.algorithm import Algorithm, TurnPhases
 from jaxrl_llm.core.reference import Mixture
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, RunFacts
-from jaxrl_llm.distributed.aot import Program, ahead_of_time, compiled, computed, place
-from jaxrl_llm.distributed.mesh import replicate, to_mesh
-from jaxrl_llm.distributed.sharding import fully_sharded
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
 from jaxrl_llm.learner.router_balance import RouterBalance
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers, with_head
-from jaxrl_llm.learner.train_state import TrainState, init_state
-from jaxrl_llm.learner.update import FIRST, prepare, update
+from jaxrl_llm.learner.train_state import TrainState
+from jaxrl_llm.learner.turnwise_updates import alone_at, by_turns, factor_after, phase_count, without_factor
+from jaxrl_llm.learner.update import prepare, update
 from jaxrl_llm.models.layers.routing import routing_of
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.objectives.off_policy import compounded
 
 
 class Learner(NamedTuple):
@@ -101,7 +96,7 @@ def learn_batch(
     if algorithm.phases is None:
         return _learn(learner, state, memory, to_mesh(batch, mesh), phase)
     count, batch = phase_count(batch), without_factor(batch)
-    return by_turns(learner, state, memory, to_mesh(batch, mesh), phase, algorithm.phases, count)
+    return by_turns(_learn, learner, state, memory, to_mesh(batch, mesh), phase, algorithm.phases, count)
 
 
 def as_sampled(policy: Policy, algorithm: Algorithm) -> Policy:
@@ -158,124 +153,3 @@ def replaced(previous: Params, params: Params) -> Params:
         return previous
     jax.tree.map(lambda x: x.delete(), previous)
     return jax.tree.map(jnp.copy, {name: params[name] for name in previous})
-
-
-def phase_count(batch: Trajectories) -> int:
-    """Turns of the longest episode of a batch on the host, at least 1."""
-    return max(int(np.max(np.asarray(turn_in_episode(batch)), initial=0)) + 1, 1)
-
-
-def without_factor(batch: Trajectories) -> Trajectories:
-    """The batch, on the host, with a turn factor of 1, as before the first phase."""
-    one: Any = np.ones(batch.group.shape, np.float32)
-    return batch.with_info(**{TURN_FACTOR: one})
-
-
-def at_turn(batch: Trajectories, turn: Array) -> Trajectories:
-    """The batch in which only the tokens of a turn, int32[], have a weight."""
-    return batch.replace(weights=jnp.where(turn_in_episode(batch) == turn, batch.loss_weights, 0.0))
-
-
-def after_turn(batch: Trajectories, before: Array, turn: Array, clip: float) -> Trajectories:
-    """The batch with the factor after the phase of a turn.
-
-    batch: its `old_logp` f32[N, L] is of the parameters after the phase. before: of those before it.
-    """
-    chosen = turn_in_episode(batch) == turn
-    change = jnp.where(chosen, batch.need("old_logp") - before, 0.0)
-    info = batch.info or {}
-    key = jnp.arange(batch.group.shape[0])
-    if "episode" in info and "first_turn" in info:
-        key = joint_key(batch.group, jnp.nan_to_num(info["episode"]).astype(jnp.int32))
-    total, count = bucket_sums(key, jnp.sum(change, axis=1), jnp.sum(chosen, axis=1).astype(jnp.float32))
-    mean = total / jnp.maximum(count, 1)
-    factor = compounded(batch.need(TURN_FACTOR), mean[:, None], (count > 0)[:, None], clip)
-    return batch.with_info(**{TURN_FACTOR: factor})
-
-
-def joined(whole: Trajectories, phase: Trajectories, turn: Array) -> Trajectories:
-    """The batch of a phase with what earlier phases, in `whole`, computed for the tokens of later turns.
-
-    For records: advantages, weights and old log-probabilities of each token are those with which it was trained.
-    """
-    later = turn_in_episode(whole) > turn
-    fields = {
-        name: jnp.where(later, getattr(whole, name), getattr(phase, name))
-        for name in ("advantages", "weights", "old_logp")
-        if getattr(whole, name) is not None and getattr(phase, name) is not None
-    }
-    return phase.replace(**fields)
-
-
-def _mean_metrics(phases: list[Metrics]) -> Metrics:
-    """Means over the phases; those of the first gradient step are of the first."""
-    return {
-        name: phases[0][name] if name in FIRST else jnp.mean(jnp.stack([one[name] for one in phases]))
-        for name in phases[0]
-    }
-
-
-alone_at, _joined, _means = compiled()(at_turn), compiled()(joined), compiled()(_mean_metrics)
-factor_after = compiled(static_argnames=("clip",))(after_turn)
-
-
-def by_turns(
-    learner: Learner, state: TrainState, memory: Any, batch: Trajectories, phase: Phase, rule: TurnPhases, count: int
-) -> LearnedBatch:
-    """One phase for each turn, the last first. Metrics are means over the phases."""
-    found: LearnedBatch | None = None
-    metrics: list[Metrics] = []
-    whole = batch
-    for turn in reversed(range(count)):
-        now = phase._replace(turn=turn, before=None if found is None else found.batch.old_logp)
-        if found is not None:
-            learner = learner._replace(policies=found.policies)
-            state, memory = found.state, found.memory
-            batch = batch.with_info(turn_factor=found.batch.need("turn_factor"))
-        found = _learn(learner, state, memory, batch, now, rule)
-        whole = found.batch if not metrics else _joined(whole, found.batch, np.int32(turn))
-        metrics.append(found.metrics)
-    assert found is not None
-    return found._replace(batch=whole, metrics=_means(metrics))
-
-
-def start(
-    policy: Policy,
-    algorithm: Algorithm,
-    optimizer: optax.GradientTransformation,
-    params: Params,
-    facts: RunFacts | None,
-    mesh: Mesh,
-) -> tuple[TrainState, Any]:
-    """The state before the first update, sharded by `fully_sharded`, and the memory of the algorithm's transform."""
-    # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
-    memory = computed(lambda: algorithm.transform.init(facts))
-    init = jax.jit(optimizer.init)  # one program, not one for each shape
-    if mesh.size > 1:  # no device has all moments, not even for a moment
-        spread = fully_sharded(jax.eval_shape(optimizer.init, params), policy.config, mesh)
-        init = jax.jit(optimizer.init, out_shardings=spread)
-    optimizer = optimizer._replace(init=init)
-    state = computed(lambda params: init_state(params, optimizer), params)
-    return shard(state, policy, mesh), replicate(memory, mesh)
-
-
-def shard(tree: Any, policy: Policy, mesh: Mesh) -> Any:
-    """Parameters, or a state of training, on the devices of the mesh as `fully_sharded` says."""
-    return place(tree, fully_sharded(jax.eval_shape(lambda x: x, tree), policy.config, mesh))
-
-
-def compile_learning(
-    learner: Learner, params: Params, batch: Trajectories, facts: RunFacts | None = None, platform: str | None = None,
-    beside: Executor | None = None,
-) -> list[Program]:  # fmt: skip
-    """The programs of an iteration, in their order, compiled for the learner's mesh, whose devices need not be there.
-
-    params: shapes of the parameters that learn; the learner's other parameters are shapes too. batch: numbers on the
-    host, as rollouts give them: how long its rows are decides the shapes. platform, beside: see `ahead_of_time`.
-    """
-    with ahead_of_time(platform, beside) as programs:
-        params, reference, frozen = shard((params, learner.reference, learner.frozen), learner.policy, learner.mesh)
-        learner = learner._replace(reference=reference, frozen=frozen)
-        state, memory = start(learner.policy, learner.algorithm, learner.optimizer, params, facts, learner.mesh)
-        learn_batch(learner, state, memory, batch)
-    return programs

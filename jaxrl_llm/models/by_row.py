@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.models import parameters
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.projections import ROWS, Members, inner_products
-from jaxrl_llm.models.parameters import LORA_FACTORS, LORA_IN, LORA_OUT, LORA_SCALE, Params, adapted_weights
+from jaxrl_llm.models.parameters import LORA_FACTORS, LORA_IN, LORA_OUT, LORA_SCALE, Params
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.models.stacks import make_kinds, map_kinds, of_kind
 from jaxrl_llm.utils.errors import InputError
@@ -72,7 +73,11 @@ def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
         )
     number, seed = (jnp.nan_to_num(batch.need(name)) for name in ("member", "member_seed"))
     seeds, numbers = seed.astype(jnp.uint32), number.astype(jnp.int32)
-    perturbed = {weight.name: weight for weight in adapted_weights(config, by_default=True).values()}
+    perturbed = {
+        weight.name: weight
+        for weight in parameters.adapted_weights(config).values()
+        if parameters.adapted_by_default(weight)
+    }
 
     @jax.checkpoint
     def of_layer(layer: Params, place: Array) -> Array:

@@ -29,7 +29,17 @@ from jaxrl_kernels.implementations import takes_triton
 
 from jaxrl_llm.models import mesh_axes
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.mesh_axes import FSDP, ROWS, SAMPLED_ROWS, SEQUENCE, TENSOR, AnyMesh, axes_of, row_shards
+from jaxrl_llm.models.mesh_axes import (
+    FSDP,
+    ROWS,
+    SAMPLED_ROWS,
+    SEQUENCE,
+    TENSOR,
+    AnyMesh,
+    axes_of,
+    row_shards,
+    takes_kernels,
+)
 from jaxrl_llm.models.parameters import AXES
 
 Turned = Callable[[jax.Array, jax.Array | None, jax.Array, jax.Array], jax.Array]  # see `norm_rotate`
@@ -146,7 +156,7 @@ def _takes_tpu_kernels(mesh: Mesh | None) -> bool:
     """Whether the devices take the kernels for TPUs. GPUs have one for attention alone, and nothing to gain from these
     layouts and joined products."""
     device = mesh_axes.one_device(mesh)
-    return mesh_axes.takes_kernels(mesh) and not (device is not None and takes_triton(device))
+    return takes_kernels(mesh) and not (device is not None and takes_triton(device))
 
 
 def _turned(config: ModelConfig, **where: Any) -> Turned:

@@ -17,19 +17,15 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import OF_TEACHER, value_of
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import fully_sharded
-from jaxrl_llm.distributed.chips import GIB, NETWORK, Chip, Topology
+from jaxrl_llm.distributed.chips import GIB, Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import MAX_LOGITS
 from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.plan.full_batch import as_trained
 from jaxrl_llm.plan.models import model_bytes, teacher_models
-from jaxrl_llm.plan.program.collectives import BETWEEN
 from jaxrl_llm.plan.program.cost import Cost
-from jaxrl_llm.plan.program.cycles import Kernel
 from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, pair_operations, reduced_bytes
 from jaxrl_llm.plan.shapes import RunShapes, StateShapes, bytes_on_a_device
-from jaxrl_llm.sampling.capacity import Size
-from jaxrl_llm.sampling.prefill import prompts_together
 from jaxrl_llm.training.config import TrainConfig
 
 # Temporaries of one layer's backward pass, in arrays of a token: of hidden states, of inner units, of heads, and of
@@ -232,51 +228,3 @@ def host_memory(config: TrainConfig, topology: Topology, arrays: RunShapes | Sta
 def _bytes(tree: Any) -> int:
     """Of whole arrays."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-class Seconds(NamedTuple):
-    """The least seconds of a program in an iteration by each resource; 0 where the resource's rate is not known."""
-
-    compute: float
-    memory: float
-    links: float
-    compiler: float  # by the TPU compiler's estimate, Pallas kernels by the operations and bytes that they declare
-    scheduled: float  # the same, with the collectives that nothing runs beside by the compiler's schedule
-
-    @property
-    def binds(self) -> str:
-        """The resource that takes longest."""
-        return self._fields[self.index(max(self))]
-
-
-def calls(config: TrainConfig, size: Size, hosts: int, devices: int, name: str) -> int:
-    """How often a program runs in an iteration, of "decode" the steps of its loop, if all completions are long.
-
-    hosts, devices: as for `engine_sizes`.
-    """
-    prompts = math.ceil(config.prompts_per_step / hosts)
-    rounds = math.ceil(prompts * config.group_size / size.shape.rows)
-    if name == "decode":
-        return rounds * config.max_new_tokens
-    if name == "prefill":
-        return math.ceil(prompts / prompts_together(size.width, size.shape.prompts, devices))
-    # Passes of speculation take the place of decode steps.
-    return {"begin": rounds, "verify": 0}.get(name, 1)
-
-
-def seconds_of(cost: Cost, chip: Chip, times: int) -> Seconds:
-    """The least seconds of so many calls of a program."""
-
-    def per(number: float, rate: float) -> float:
-        return times * number / rate if rate else 0.0
-
-    kernels = [Kernel(name, *declared).seconds(chip) for name, declared in cost.kernels.items()]
-    between = sum(size for kind, size in cost.collectives.items() if kind.endswith(BETWEEN))
-    compiler = per(cost.cycles, chip.clock * 1e9) + times * (sum(kernels) if chip.clock else 0.0)
-    return Seconds(
-        per(cost.flops, chip.peak * 1e12),
-        per(cost.traffic, chip.bandwidth * 1e9),
-        per(cost.sent - between, chip.links * 1e9) + per(between, NETWORK * 1e9 if chip.links else 0.0),
-        compiler,
-        compiler + times * cost.exposed,
-    )

@@ -18,9 +18,9 @@ from jaxrl_llm.distributed.aot import Program
 from jaxrl_llm.distributed.chips import Chip, Topology
 from jaxrl_llm.distributed.hosts import of_this_host, units_of
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.learner.step import compile_learning
+from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
-from jaxrl_llm.plan.estimate import COPY, Arithmetic, Seconds, arithmetic, calls, held_bytes, host_memory, seconds_of
+from jaxrl_llm.plan.estimate import COPY, Arithmetic, arithmetic, held_bytes, host_memory
 from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.plan.models import depths
 from jaxrl_llm.plan.program.cost import Cost, at_depth, cost_of, followed, matrix_flops
@@ -37,6 +37,7 @@ from jaxrl_llm.plan.shapes import (
     shapes_of,
     state_shapes,
 )
+from jaxrl_llm.plan.times import Seconds, calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of

@@ -18,9 +18,9 @@ from jaxrl_llm.distributed.chips import Chip
 from jaxrl_llm.distributed.mesh import sampling_sizes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, TENSOR
-from jaxrl_llm.plan.estimate import calls, seconds_of
 from jaxrl_llm.plan.sampling import Sampling, abstract_mesh, divisors, mesh_text, sampled_shards, sampling_arithmetic
 from jaxrl_llm.plan.shapes import StateShapes, engine_sizes
+from jaxrl_llm.plan.times import calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import accepts

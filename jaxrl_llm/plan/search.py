@@ -19,12 +19,13 @@ from jaxrl_llm.distributed import check_mesh
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
-from jaxrl_llm.plan.estimate import Held, arithmetic, calls, held_bytes, length_of, seconds_of
+from jaxrl_llm.plan.estimate import Held, arithmetic, held_bytes, length_of
 from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.plan import Plan, Sampled, compiled_plan, estimated_plan, lowered_plan
 from jaxrl_llm.plan.sampling import abstract_mesh, divisors, mesh_text
 from jaxrl_llm.plan.sampling_mesh import Devices, Splits, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import StateShapes, checked, state_shapes
+from jaxrl_llm.plan.times import calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm

@@ -16,7 +16,8 @@ from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.hosts import of_this_host, units_of
-from jaxrl_llm.learner.step import Learner, shard
+from jaxrl_llm.learner.setup import shard
+from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig

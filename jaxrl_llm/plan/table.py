@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.distributed.chips import GIB, RESERVED
-from jaxrl_llm.plan.estimate import Seconds
 from jaxrl_llm.plan.plan import Plan
 from jaxrl_llm.plan.search import Found, options
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device
+from jaxrl_llm.plan.times import Seconds
 from jaxrl_llm.utils.errors import missing_package
 
 COLAB = 12.0  # GiB of host memory, near which a free Colab machine ends the process

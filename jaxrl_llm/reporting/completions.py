@@ -15,15 +15,8 @@ from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.chat.encode import prompt_text
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.reporting.html.shading import (
-    LEVELS,
-    common_prefix,
-    level_value,
-    observation,
-    shade_level,
-    style_rules,
-    visible,
-)
+from jaxrl_llm.reporting.html.conversations import common_prefix, observation
+from jaxrl_llm.reporting.html.shading import LEVELS, level_value, shade_level, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.sampling.checks import check_not_negative, check_tokenizer
 from jaxrl_llm.utils.errors import InputError, several, shown, unknown

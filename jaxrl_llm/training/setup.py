@@ -18,7 +18,7 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import shardings_over
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts, in_units
 from jaxrl_llm.learner.optimizer import learning_rate
-from jaxrl_llm.learner.step import shard, start
+from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.models import load_policy, lora

@@ -22,13 +22,14 @@ from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.hosts import to_numpy
 from jaxrl_llm.learner.checks import check_provided
-from jaxrl_llm.learner.microbatches import at_full_size, filled
+from jaxrl_llm.learner.microbatches import filled
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal
 from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
+from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.health.goodput import Clock, useful
 from jaxrl_llm.training.health.loss_spikes import Rule, judge
 from jaxrl_llm.training.method import balance_of

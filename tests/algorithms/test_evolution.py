@@ -252,7 +252,7 @@ print("RESULT" + json.dumps([out, moved]))
 
 def learned(params: Any, batch: Trajectories, mesh: Any) -> Any:
     """The parameters after an update on a mesh."""
-    from jaxrl_llm.learner.step import shard
+    from jaxrl_llm.learner.setup import shard
 
     policy, optimizer = dataclasses.replace(Policy(CONFIG), mesh=mesh if mesh.size > 1 else None), optax.sgd(1.0)
     placed = shard(jax.tree.map(jnp.copy, params), policy, mesh)

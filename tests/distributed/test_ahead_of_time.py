@@ -27,7 +27,7 @@ import jax, numpy as np
 import tiny_runs as runs
 from jaxrl_llm.distributed import ahead_of_time, replicate, to_mesh
 from jaxrl_llm.distributed.mesh import on_rows
-from jaxrl_llm.learner.step import compile_learning
+from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.outputs import wanted_of

@@ -15,7 +15,7 @@ import jax, numpy as np, jax.numpy as jnp, optax
 from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.distributed import mesh_of, to_mesh
 from jaxrl_llm.learner.microbatches import plan_steps
-from jaxrl_llm.learner.step import shard
+from jaxrl_llm.learner.setup import shard
 from jaxrl_llm.learner.update import update
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.models import lora

@@ -13,7 +13,7 @@ from test_mesh import run_program
 PROGRAM = """
 import dataclasses, json, re
 from jaxrl_llm.distributed import fully_sharded, mesh_of
-from jaxrl_llm.learner.step import compile_learning
+from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.update import gradient
 

@@ -17,7 +17,7 @@ from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.distributed import mesh_of, to_mesh
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.router_balance import RouterBalance
-from jaxrl_llm.learner.step import shard
+from jaxrl_llm.learner.setup import shard
 from jaxrl_llm.learner.update import update
 from jaxrl_llm.learner.train_state import init_state
 

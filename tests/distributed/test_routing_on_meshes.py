@@ -14,7 +14,7 @@ import dataclasses, json, sys
 import jax, numpy as np, jax.numpy as jnp, optax
 from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.distributed import make_mesh, mesh_of
-from jaxrl_llm.learner.step import shard, start
+from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.step import Learner, learn_batch
 
 policy, params, _ = load_policy(sys.argv[1])

@@ -17,7 +17,8 @@ from heavy import few
 from jaxrl_llm import load_policy
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.core.transform import Objective
-from jaxrl_llm.learner.microbatches import draw_steps, plan_steps
+from jaxrl_llm.in_jax.steps import draw_steps
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio

@@ -14,8 +14,8 @@ from test_update import OPTIMIZER, POLICY, fresh_params, prepared
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.turn_credit.istar import implicit_preference
 from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import draw_steps
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models.critic import Critic, init_critic

@@ -15,11 +15,13 @@ from test_steps import uneven
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.learner.microbatches import at_full_size, fill_up, plan_steps
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.outputs import outputs_of
-from jaxrl_llm.learner.step import Learner, compile_learning, learn_batch, start
+from jaxrl_llm.learner.setup import compile_learning, start
+from jaxrl_llm.learner.step import Learner, learn_batch
 from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.full_size import at_full_size, fill_up
 from jaxrl_llm.training.metrics import signal
 
 

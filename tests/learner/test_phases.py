@@ -15,7 +15,9 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.core.algorithm import Algorithm, TurnPhases, turn_in_episode
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.learner.step import Learner, after_turn, at_turn, joined, learn_batch, phase_count, start, without_factor
+from jaxrl_llm.learner.setup import start
+from jaxrl_llm.learner.step import Learner, learn_batch
+from jaxrl_llm.learner.turnwise_updates import after_turn, at_turn, joined, phase_count, without_factor
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.utils.errors import InputError
 

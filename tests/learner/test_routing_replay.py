@@ -16,7 +16,8 @@ from jaxrl_llm import algorithms, sample
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.step import LearnedBatch, Learner, learn_batch, start
+from jaxrl_llm.learner.setup import start
+from jaxrl_llm.learner.step import LearnedBatch, Learner, learn_batch
 from jaxrl_llm.learner.update import update
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.utils.errors import InputError

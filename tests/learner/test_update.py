@@ -19,8 +19,9 @@ from heavy import few
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import Slices, Steps, draw_steps, plan_steps
+from jaxrl_llm.learner.microbatches import Slices, Steps, plan_steps
 from jaxrl_llm.learner.nonfinite import not_finite
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.train_state import TrainState, init_state

@@ -13,8 +13,9 @@ import optax
 import pytest
 from test_update import BATCH, GRPO, KEY, OPTIMIZER, POLICY, SMALL, bits, fresh_params
 
+from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import draw_steps, plan_steps
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.learner.update import gradient, prepare, update

@@ -15,9 +15,9 @@ from test_report import Page
 from turn_episodes import episodes
 
 from jaxrl_llm.reporting import show
+from jaxrl_llm.reporting.html.conversations import marks, observation
 from jaxrl_llm.reporting.html.report import write_report
 from jaxrl_llm.reporting.html.run_data import RunData
-from jaxrl_llm.reporting.html.shading import marks, observation
 from jaxrl_llm.reporting.html.shown_completions import training_groups
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.training.folder.completion_lines import completion_lines

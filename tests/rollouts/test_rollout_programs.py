@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.rollouts.columns import info_columns
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.repair import hinted
 from jaxrl_llm.rollouts.programs import conversation, down_sampled, forked, group, most_varied, with_greedy_baseline
 from jaxrl_llm.rollouts.runtime.admission import Rule
-from jaxrl_llm.rollouts.runtime.collate import info_columns
 from jaxrl_llm.utils.errors import InputError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/rollouts.md"

@@ -19,7 +19,7 @@ from test_resume import STEPS, assert_same_run
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.learner.microbatches import fill_up, plan_steps
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.learner.update import gradient, prepare
 from jaxrl_llm.models import load_policy
@@ -30,6 +30,7 @@ from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
+from jaxrl_llm.training.full_size import fill_up
 from jaxrl_llm.training.rollout import strategy_of
 from jaxrl_llm.utils.errors import InputError
 

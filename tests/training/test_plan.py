@@ -300,7 +300,7 @@ from pathlib import Path
 import jax, numpy as np
 import tiny_runs as runs
 from jaxrl_llm.distributed.chips import topology_of
-from jaxrl_llm.learner.step import compile_learning
+from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.training import loop
 from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.plan.shapes import shapes_of

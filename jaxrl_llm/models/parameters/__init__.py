@@ -26,14 +26,12 @@ LORA_IN, LORA_OUT, LORA_SCALE = "_lora_in", "_lora_out", "lora_scale"
 LORA_FACTORS = "lora_factors"  # of several adapters side by side, see `models.by_row`
 
 
-def adapted_weights(config: ModelConfig, by_default: bool = False) -> dict[Path, Weight]:
+def adapted_weights(config: ModelConfig) -> dict[Path, Weight]:
     """The weights of a model that can have adapters, by path: projections of its layers and of their experts, and the
-    matrices of embeddings, unless these are tied, so that an adapter of one could not be merged. by_default: those
-    only that have one where no targets are named."""
+    matrices of embeddings, unless these are tied, so that an adapter of one could not be merged."""
     return {
         path: weight for path, weight in weights(config).items()
         if _is_adapted(weight) and ("layers" in weight.axes or not config.tie_embeddings)
-        and (not by_default or adapted_by_default(weight))
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.reporting.html.charts import COLOURS
+from jaxrl_llm.reporting.html.conversations import as_tree
 from jaxrl_llm.reporting.html.curves import (
     DARK,
     LIGHT,
@@ -18,7 +19,7 @@ from jaxrl_llm.reporting.html.curves import (
 )
 from jaxrl_llm.reporting.html.overview import Defaults, breakable, overview, side_by_side
 from jaxrl_llm.reporting.html.run_data import RunData
-from jaxrl_llm.reporting.html.shading import KINDS, LEVELS, as_tree, level_value, style_rules
+from jaxrl_llm.reporting.html.shading import KINDS, LEVELS, level_value, style_rules
 from jaxrl_llm.reporting.html.shown_completions import (
     chosen_groups,
     held_out_examples,

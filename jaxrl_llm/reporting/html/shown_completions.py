@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.reporting.html.conversations import marks
 from jaxrl_llm.reporting.html.run_data import Row, RunData
-from jaxrl_llm.reporting.html.shading import KINDS, marks, shaded_tokens
+from jaxrl_llm.reporting.html.shading import KINDS, shaded_tokens
 from jaxrl_llm.reporting.html.verdict import Outcomes
 from jaxrl_llm.reporting.statistics import typical_size
 

@@ -14,7 +14,7 @@ from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import at_full_size, plan_steps
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import prepare
@@ -27,6 +27,7 @@ from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import same_prompts
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.other_policies.reference import reference_now
 from jaxrl_llm.training.other_policies.teacher import for_teacher
 from jaxrl_llm.training.rollout import rollout_of

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_llm.curriculum.excluded import WORDS, Why
+from jaxrl_llm.reporting.html.conversations import common_prefix
 from jaxrl_llm.reporting.html.run_data import CORRECT
-from jaxrl_llm.reporting.html.shading import common_prefix
 
 if TYPE_CHECKING:
     from jaxrl_llm.core.source import Step

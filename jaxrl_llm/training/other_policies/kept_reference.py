@@ -18,11 +18,12 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.hosts import to_numpy
 from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import at_full_size, plan_steps
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.evaluation.evaluate_given import given_rows
+from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.process import default_cache_folder

@@ -17,7 +17,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import OF_TEACHER, asks_for, of_teacher, value_of, values_of
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed import shardings_over
-from jaxrl_llm.learner.step import shard
+from jaxrl_llm.learner.setup import shard
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.policy import Policy

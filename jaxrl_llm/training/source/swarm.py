@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.transform import RunFacts
-from jaxrl_llm.learner.step import start
+from jaxrl_llm.learner.setup import start
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.replay.base import Swarm, shared
 from jaxrl_llm.rollouts.runtime.sources import mixed_step
