@@ -1,4 +1,4 @@
-"""Modules that were elsewhere: their old paths work for one release, with a warning."""
+"""Modules that were elsewhere: their old paths, of release 0.1.0 or in documentation, work for one release and warn."""
 
 import importlib
 import sys

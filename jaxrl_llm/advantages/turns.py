@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import episode_keys, turns_before
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.core.annotations import Count, Counted, Divisor, Fraction
+from jaxrl_llm.core.annotations import Count, Divisor, Fraction, MomentsOver
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, part, stateless
 from jaxrl_llm.utils.errors import InputError
@@ -178,7 +178,7 @@ def compared(
 def of_episode(
     batch: Trajectories,
     scale: Divisor = "none",
-    over: Counted = "rows",
+    over: MomentsOver = "rows",
     epsilon: float = 1e-6,
     of: Literal["return", "score"] = "return",
     baseline: Literal["mean", "leave_one_out"] = "mean",

@@ -29,11 +29,12 @@ from jaxrl_llm.core.arguments.ranges import (
 )
 
 __all__ = [
-    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AtLeastTwo", "AverageName", "AverageOver",
-    "Baseline", "BelowHalf", "BelowOne", "Code", "Count", "Counted", "Divisor", "Estimator", "Fraction",
-    "FractionNumber", "Gate", "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number", "OfRun", "OpenFraction",
-    "Ours", "Paper", "Positive", "PositiveNumber", "Range", "Recalled", "Replies", "Rewrite", "Routing", "Rule",
-    "Scale", "Share", "Source", "Span", "Ties", "ZeroOrOne", "check_bounds", "check_moments", "check_number",
+    "CODE", "OURS", "PAPER", "RECALLED", "RUN", "AboveOne", "AtLeastOne", "AtLeastTwo", "AverageName",
+    "AverageOver", "Baseline", "BelowHalf", "BelowOne", "Code", "Count", "Divisor", "Estimator", "Fraction",
+    "FractionNumber", "Gate", "MomentsOver", "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number",
+    "OfRun", "OpenFraction", "Ours", "Paper", "Positive", "PositiveNumber", "Range", "Recalled", "Replies",
+    "Rewrite", "Routing", "Rule", "Scale", "Share", "Source", "Span", "Ties", "ZeroOrOne", "check_bounds",
+    "check_moments", "check_number",
 ]  # fmt: skip
 
 PAPER, CODE, RECALLED, OURS, RUN = Origin  # `Paper[NonNegative]` is `Annotated[NonNegative, PAPER]`
@@ -48,7 +49,7 @@ Span = Literal["token", "turn", "segment", "sequence"]  # over which a ratio is 
 Gate = Literal["turn", "sequence", "token"]
 Scale = Literal["std", "none", "batch", "sum", "mean"]  # by which group-relative advantages are divided
 Divisor = Literal["none", "std"]  # where there is no other choice
-Counted = Literal["rows", "turns"]  # what counts once in moments of episodes
+MomentsOver = Literal["rows", "turns"]  # what counts once in moments of episodes
 Baseline = Literal["mean", "leave_one_out", "weighted", "median", "quantile", "best", "none"]
 AverageName = Literal["sequence", "token", "prompt", "sum", "constant", "slice"]
 AverageOver = Literal["sequence", "token"]

@@ -4,7 +4,7 @@ from jaxrl_llm.advantages import compared, drop_rows, of_episode, turn_advantage
 from jaxrl_llm.advantages.episodes import EPISODES, turns_before
 from jaxrl_llm.advantages.turns import OfTurns, episode_backwards, rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
-from jaxrl_llm.core.annotations import Code, Counted, Fraction, NonNegative, Ours
+from jaxrl_llm.core.annotations import Code, Fraction, MomentsOver, NonNegative, Ours
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
@@ -18,7 +18,7 @@ def ui_s1(
     patches: Code[int] = 2,
     step_weight: Code[float] = 1.0,
     episode_weight: Code[float] = 1.0,
-    over: Code[Counted] = "turns",
+    over: Code[MomentsOver] = "turns",
     least_deviation: Code[float] = 0.3,
     matched: Ours[float] = 0.8,
     column: Ours[str] = "steps",

@@ -1,6 +1,6 @@
 from jaxrl_llm.advantages.turns import compared, of_episode, same_state, turn_advantages, turn_returns, where_given
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import Code, Counted, Divisor, NonNegative, Ours, Paper, Recalled
+from jaxrl_llm.core.annotations import Code, Divisor, MomentsOver, NonNegative, Ours, Paper, Recalled
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.program import similar_states
 
@@ -11,7 +11,7 @@ def gigpo(
     step_weight: Paper[float] = 1.0,
     gamma: Recalled[float] = 0.95,
     scale: Code[Divisor] = "none",
-    over: Ours[Counted] = "rows",
+    over: Ours[MomentsOver] = "rows",
     similarity: Code[float | None] = None,
     epsilon: Code[NonNegative] = 1e-6,
     clip_low: Code[NonNegative] = 0.2,

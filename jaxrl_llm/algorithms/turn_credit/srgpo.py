@@ -3,7 +3,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import compared, of_episode, turn_advantages, turn_mask, turn_rewards, where_given
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import Code, Counted, Divisor, NonNegative, NonNegativeInt
+from jaxrl_llm.core.annotations import Code, Divisor, MomentsOver, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.selection.rows import row_noise
@@ -15,7 +15,7 @@ def srgpo(
     size: Code[int] = 16,
     step_weight: Code[float] = 0.5,
     scale: Code[Divisor] = "std",
-    over: Code[Counted] = "turns",
+    over: Code[MomentsOver] = "turns",
     epsilon: Code[NonNegative] = 1e-6,
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.2,

@@ -1,6 +1,7 @@
 """Hyper-parameters of methods: their types, valid ranges and the origins of their defaults, as annotations.
 
-clip_high: Paper[NonNegative] = 0.28 max_length: OfRun[Count | None] = None
+clip_high: Paper[NonNegative] = 0.28
+max_length: OfRun[Count | None] = None
 """
 
 import functools
