@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
-from jaxrl_llm.utils.errors import InputError, missing_package, unknown
+from jaxrl_llm.utils.errors import InputError, optional_package, unknown
 
 
 def test_an_input_error_is_a_value_error() -> None:
@@ -37,6 +39,6 @@ def test_unknown_shows_twelve_names_without_and_more() -> None:
 
 
 def test_need_says_how_to_install() -> None:
-    error = missing_package("tyro", "run", "the command line")
-    assert isinstance(error, InputError)
-    assert str(error) == "the command line needs the package 'tyro': pip install 'jaxrl_llm[run]'"
+    with pytest.raises(InputError) as raised, optional_package("tyro", "run", "the command line"):
+        importlib.import_module("a_package_that_is_not_installed")
+    assert str(raised.value) == "the command line needs the package 'tyro': pip install 'jaxrl_llm[run]'"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.core.repr import Call, Negation, Operation, code, expression_of
-from jaxrl_llm.objectives.averages import Average
+from jaxrl_llm.objectives import Average
 
 Definitions = dict[str, str]  # symbol -> its definition, in the order of appearance
 A, LOGP = r"A_{i,t}", r"\log \pi_\theta(o_{i,t})"

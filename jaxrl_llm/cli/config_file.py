@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.utils.errors import InputError, missing_package, nearest, shown, unknown
+from jaxrl_llm.utils.errors import InputError, nearest, optional_package, shown, unknown
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -33,10 +33,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _yaml(text: str) -> Any:
-    try:
+    with optional_package("pyyaml", "run", "reading a YAML file"):
         import yaml
-    except ImportError:
-        raise missing_package("pyyaml", "run", "reading a YAML file") from None
 
     class Loader(yaml.SafeLoader):
         """A SafeLoader that rejects duplicate keys, as TOML does."""

@@ -21,7 +21,7 @@ from jaxrl_llm.core.arguments.signatures import is_in_file
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.hyperparameters import options_of
-from jaxrl_llm.utils.errors import InputError, gather, missing_package, nearest, require
+from jaxrl_llm.utils.errors import InputError, gather, nearest, optional_package, require
 from jaxrl_llm.utils.peer_names import TRL_SAME
 from jaxrl_llm.utils.settings import as_arguments, range_checks
 
@@ -200,10 +200,8 @@ def _last(arguments: list[str], option: str) -> str | None:
 
 
 def _tyro() -> Any:
-    try:
+    with optional_package("tyro", "run", "the command line"):
         import tyro
-    except ImportError:
-        raise missing_package("tyro", "run", "the command line") from None
     return tyro
 
 

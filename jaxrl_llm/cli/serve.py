@@ -12,7 +12,7 @@ from typing import Annotated
 from jaxrl_llm.cli.options import flag, parse, positional
 from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.training.folder.resume_checks import ACCEPT
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.errors import InputError, optional_package
 from jaxrl_llm.utils.process import complain
 
 KEY = "JAXRL_API_KEY"
@@ -55,10 +55,8 @@ def serve_command(arguments: list[str]) -> int:
         listening = socket.create_server((args.host, args.port))
     except OSError as error:
         raise InputError(f"{args.host}:{args.port} cannot be listened on: {error.strerror}") from None
-    try:
+    with optional_package("aiohttp", "serve", "jaxrl serve"):
         from aiohttp import web
-    except ImportError:
-        raise InputError("jaxrl serve needs the package aiohttp: pip install 'jaxrl_llm[serve]'") from None
     from jaxrl_llm.server.app import Endpoint, application
     from jaxrl_llm.server.engines import Engines
     from jaxrl_llm.training.folder.files import run_config

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.utils.errors import InputError, missing_package, shown, unknown
+from jaxrl_llm.utils.errors import InputError, missing_package, optional_package, shown, unknown
 
 PREFIX = "reasoning-gym:"
 COLUMNS = ("prompt", "answer", "reasoning_gym_task", "reasoning_gym_entry")
@@ -62,11 +62,9 @@ def generate(task: str, limit: int | None, seed: int, options: dict[str, Any]) -
     Raises InputError for an unknown task or option, an option of the wrong type, and options with which the task fails.
     With options far from its defaults, the task also fails if it needs more than 20 s for an item or more than 8 GiB.
     """
-    try:
+    with optional_package("reasoning-gym", "verifiers", f"the source {PREFIX}{task}"):
         import reasoning_gym  # noqa: F401
         from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        raise missing_package("reasoning-gym", "verifiers", f"the source {PREFIX}{task}") from error
     if task not in DATASETS:
         raise unknown("reasoning-gym task", task, DATASETS)
     if limit is not None and limit > _MOST:

@@ -13,7 +13,7 @@ from jaxrl_llm.plan.plan import Plan
 from jaxrl_llm.plan.search import Found, options
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device
 from jaxrl_llm.plan.times import Seconds
-from jaxrl_llm.utils.errors import missing_package
+from jaxrl_llm.utils.errors import optional_package
 
 COLAB = 12.0  # GiB of host memory, near which a free Colab machine ends the process
 ASSUMPTIONS = (
@@ -145,10 +145,8 @@ def write_picture(plan: Mapping[str, Any], path: str | Path) -> None:
 
     plan: as `plan_json` gives it. path: its ending decides the format. Needs matplotlib.
     """
-    try:
+    with optional_package("matplotlib", "run", "the picture of a plan"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_package("matplotlib", "run", "the picture of a plan") from error
     phases = list(plan["phases"])
     figure = Figure(figsize=(1.6 + 1.3 * len(phases), 4.2), layout="constrained")
     axes: Any = figure.subplots()

@@ -20,7 +20,7 @@ from jaxrl_llm.rewards.parsing.readings import (
     same_text,
 )
 from jaxrl_llm.rewards.workers.calling import per_sample
-from jaxrl_llm.utils.errors import InputError, missing_package
+from jaxrl_llm.utils.errors import InputError, optional_package
 
 _ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"
 _THOUGHTS_AND_ANSWER = re.compile(rf"\s*<think>(?:(?!</?think>).)*</think>\s*{_ONE_ANSWER}\s*", re.DOTALL)
@@ -198,10 +198,8 @@ def math_verify_strict(completions: Sequence[Any], answer: Sequence[Any], **_: A
 
 
 def _same_expression(text: str, expected: Any, strict: bool = False) -> bool:
-    try:
+    with optional_package("math-verify", "verifiers", "the reward 'math_verify'"):
         from math_verify import verify
-    except ImportError as error:
-        raise missing_package("math-verify", "verifiers", "the reward 'math_verify'") from error
     wanted, found = answer_text(expected), final_answer(text)
     formula = as_latex(wanted)
     gold = parsed(formula if any(one in wanted for one in LATEX_DELIMITERS) else f"${formula}$")
@@ -283,8 +281,6 @@ def last_tagged(text: str) -> str | None:
 
 @functools.cache  # building a task can be slow, e.g. if it reads word lists
 def _scorer(task: str) -> Callable[..., float]:
-    try:
+    with optional_package("reasoning-gym", "verifiers", "the reward 'reasoning_gym'"):
         from reasoning_gym import get_score_answer_fn
-    except ImportError as error:
-        raise missing_package("reasoning-gym", "verifiers", "the reward 'reasoning_gym'") from error
     return get_score_answer_fn(task)

@@ -26,7 +26,7 @@ from jaxrl_llm.learner.microbatches import filled
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal
 from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import value_loss
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.full_size import at_full_size

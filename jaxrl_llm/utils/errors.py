@@ -131,6 +131,19 @@ def missing_package(package: str, extra: str, why: str) -> InputError:
     return InputError(f"{why} needs the package {package!r}: pip install 'jaxrl_llm[{extra}]'")
 
 
+@contextlib.contextmanager
+def optional_package(package: str, extra: str, why: str) -> Iterator[None]:
+    """Import an optional package within this context: if it is not installed, `missing_package` is raised.
+
+    >>> with optional_package("tyro", "run", "the command line"):
+    ...     import tyro
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise missing_package(package, extra, why) from error
+
+
 def require(
     name: str,
     value: Any,

@@ -9,8 +9,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative, Ours
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, sequence_mean
 from jaxrl_llm.rewards.transforms import paid_for_calls, rescore
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
 

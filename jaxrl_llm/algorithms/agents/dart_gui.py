@@ -18,8 +18,7 @@ from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome
-from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, sequence_mean, span_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, regularised, sequence_mean, span_ratio
 from jaxrl_llm.replay.into_groups import none_above, swapped_successes
 from jaxrl_llm.rollouts.agents.path import AgentSettings
 from jaxrl_llm.rollouts.agents.program import agents_part, plays

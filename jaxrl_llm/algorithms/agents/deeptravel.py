@@ -14,7 +14,7 @@ from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, OfRun, Ours
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.curriculum.compose import hard_buffer
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rewards.transforms import rescore

@@ -14,8 +14,7 @@ from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours,
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part, stateless_part
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives import clip, policy_gradient, regularised, sequence_mean, token_ratio
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, in_copy
 from jaxrl_llm.rollouts.agents.messages import merged

@@ -9,8 +9,8 @@ from jaxrl_llm.algorithms.method import Algorithm, beside, method, presets, run_
 from jaxrl_llm.core.annotations import Code, NonNegative, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, chain, control, stateless_part, weighted
-from jaxrl_llm.objectives.averages import average_part, token_mean
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, token_mean
+from jaxrl_llm.objectives.averages import average_part
 
 
 @method(paper="arXiv 2510.05592", test="test_turn_rows.py::test_flow_grpo_worked_example_and_loop")

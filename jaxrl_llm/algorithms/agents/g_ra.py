@@ -5,7 +5,7 @@ from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Divisor, NonNegative, Ours
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.utils.errors import InputError
 
 

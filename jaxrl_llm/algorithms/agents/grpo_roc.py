@@ -5,7 +5,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, NonNegative, NonNegativeInt, Share
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rewards.transforms import leave_out
 from jaxrl_llm.selection.rows import ranks_within, row_noise
 from jaxrl_llm.utils.errors import InputError

@@ -9,7 +9,7 @@ from jaxrl_llm.core.annotations import AtLeastTwo, Code, Count, Fraction, NonNeg
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.core.population import League
 from jaxrl_llm.games import MetaSolver, shor
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.agents.self_play import MEMBER, against_league
 
 

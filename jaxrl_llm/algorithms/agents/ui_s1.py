@@ -7,7 +7,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_se
 from jaxrl_llm.core.annotations import Code, Fraction, MomentsOver, NonNegative, Ours
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.agents.program import semi_online
 
 

@@ -10,8 +10,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, beside, method, one_reward_of, run_settings
 from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours, Paper, Range, Recalled
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
-from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives import log_probability, policy_gradient, regularised, sequence_sum, token_ratio
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.auxiliary_prompts import second_prompt

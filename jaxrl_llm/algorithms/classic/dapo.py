@@ -5,8 +5,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.annotations import AboveOne, AverageName, Code, Count, NonNegative, OfRun, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import average_by_name, clipped_policy
 from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 
 

@@ -1,8 +1,7 @@
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Count, NonNegative, OfRun, Paper
-from jaxrl_llm.objectives import constant
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, constant
 
 
 @method(paper="arXiv 2503.20783", test="test_group_relative.py::test_dr_grpo_is_the_loop")

@@ -1,8 +1,7 @@
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, NonNegative, Paper, Scale, ZeroOrOne
-from jaxrl_llm.objectives import geometric_clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives import geometric_clip, policy_gradient, regularised, sequence_mean, token_ratio
 
 
 @method(paper="arXiv 2507.20673", test="test_sequence_level.py::test_gmpo_is_the_loop")

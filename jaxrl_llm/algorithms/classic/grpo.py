@@ -7,8 +7,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AboveOne, AverageName, Code, Count, NonNegative, OfRun, Paper, Scale, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
-from jaxrl_llm.objectives.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import average_by_name, clipped_policy
 
 
 @method(paper="arXiv 2402.03300", test="test_grpo.py::test_worked_example")

@@ -4,8 +4,7 @@ from jaxrl_llm.advantages import adaptive_kl, generalised_advantages, kl_reward,
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AboveOne, Code, Estimator, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Transform, chain
-from jaxrl_llm.objectives import entropy, kl, value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, entropy, kl, value_loss
 from jaxrl_llm.utils.errors import is_off
 
 

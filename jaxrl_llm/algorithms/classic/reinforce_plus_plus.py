@@ -2,7 +2,7 @@ from jaxrl_llm.advantages import discounted_returns, whiten_advantages
 from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, NonNegative, Paper
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 
 
 @method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_is_the_loop")

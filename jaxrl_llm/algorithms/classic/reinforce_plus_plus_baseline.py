@@ -4,8 +4,7 @@ from jaxrl_llm.advantages import group_relative, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import kl, token_mean
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, kl, token_mean
 
 
 @method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_baseline_is_the_loop")

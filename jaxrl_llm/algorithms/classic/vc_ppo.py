@@ -2,8 +2,7 @@ from jaxrl_llm.advantages import generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive
-from jaxrl_llm.objectives import value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, value_loss
 
 
 @method(paper="arXiv 2503.01491", test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")

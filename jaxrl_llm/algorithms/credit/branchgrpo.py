@@ -8,7 +8,7 @@ from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, Tree, node_values, sc
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Ours, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.trees import tree
 from jaxrl_llm.utils.errors import InputError, shown
 

@@ -2,8 +2,8 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AverageOver, Code, Count, NonNegative, Ours
 from jaxrl_llm.core.parts import part
-from jaxrl_llm.objectives.averages import Tokens, token_groups, token_mean
-from jaxrl_llm.objectives.policy_gradient import clipped_policy, regularised
+from jaxrl_llm.objectives import clipped_policy, regularised, token_mean
+from jaxrl_llm.objectives.averages import Tokens, token_groups
 
 
 @method(paper="arXiv 2505.13379", test="test_group_relative.py::test_degrpo_is_the_loop")

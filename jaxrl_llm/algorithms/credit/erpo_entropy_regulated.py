@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Number, Ours, Paper
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 
 Composition = Literal["additive", "multiplicative"]
 

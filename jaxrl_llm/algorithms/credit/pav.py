@@ -7,7 +7,7 @@ from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Recalled
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
 from jaxrl_llm.core.reference import another
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.trees import valued
 
 

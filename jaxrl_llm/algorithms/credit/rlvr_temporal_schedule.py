@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.schedules import fade, progress
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AtLeastOne, Code, Fraction, NonNegative, OfRun, Paper, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, counted, part, step_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.selection.rows import keep_weighted, late_tokens, token_noise, top_tokens
 
 

@@ -8,7 +8,7 @@ from jaxrl_llm.advantages.trees.credit import EQUAL, edges, gains, shared_once, 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, Count, Divisor, Fraction, NonNegative, Ours, Paper, Range
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.trees import tree, valued
 
 STATES = frozenset({"node", "state_value"})

@@ -9,7 +9,7 @@ from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AboveOne, Code, Count, NonNegative, OfRun, Paper
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.core.rules import DynamicSampling
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 from jaxrl_llm.rollouts.trees import budgeted_tree
 

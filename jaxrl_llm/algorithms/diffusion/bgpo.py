@@ -5,7 +5,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Positive, Scale, ZeroOrOne
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means
-from jaxrl_llm.objectives.averages import averaged, sequence_mean
+from jaxrl_llm.objectives import averaged, sequence_mean
 
 
 @method(paper="arXiv 2510.11683", test="test_diffusion.py::test_bgpo_is_the_loop")

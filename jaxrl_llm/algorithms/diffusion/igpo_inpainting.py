@@ -9,8 +9,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_settings, several_steps
 from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, token_mean
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives import clip, policy_gradient, regularised, sequence_ratio, token_mean
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, none_succeed, repair, succeeds
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools

@@ -4,7 +4,7 @@ from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import Code, Count, Ours, Paper, Replies
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
-from jaxrl_llm.objectives.averages import averaged, sequence_mean
+from jaxrl_llm.objectives import averaged, sequence_mean
 from jaxrl_llm.rollouts.guidance.responses import written_completions
 
 

@@ -1,8 +1,7 @@
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AverageName, Fraction, Ours, Paper
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import distillation
-from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.objectives import average_by_name, distillation
 from jaxrl_llm.objectives.distillation.divergences import SupportOf
 from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
 from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, group, program_part

@@ -5,7 +5,7 @@ from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AtLeastOne, Fraction, NonNegative, OfRun, Ours, Share
 from jaxrl_llm.core.parts import Array, Trajectories, chain, step_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset, row_noise, share_up, token_noise, top_tokens
 
 

@@ -8,8 +8,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive, Ties
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, sequence_mean
 from jaxrl_llm.rollouts.trees import entropy_forks
 
 

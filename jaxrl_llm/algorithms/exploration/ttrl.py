@@ -2,8 +2,7 @@ from jaxrl_llm.advantages import group_relative, vote
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import AverageName, Code, NonNegative, Ours, Recalled, Ties
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import average_by_name, clipped_policy
 
 
 @method(paper="arXiv 2504.16084", test="test_exploration.py::test_ttrl_against_a_loop")

@@ -8,9 +8,7 @@ from jaxrl_llm.advantages.normalisation import apart
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, OfRun, Ours, Rewrite
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
-from jaxrl_llm.objectives import Average, kl
-from jaxrl_llm.objectives.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import Average, average_by_name, clipped_policy, kl
 from jaxrl_llm.rollouts.guidance.repair import rewritten, succeeds
 
 

@@ -7,8 +7,7 @@ from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper, Positive, ZeroOrOne
 from jaxrl_llm.core.parts import Array, Trajectories, chain, part, stateless_part
-from jaxrl_llm.objectives import value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, value_loss
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.guidance.prefixes import reset_to_data
 from jaxrl_llm.utils.errors import is_off

@@ -11,8 +11,8 @@ from jaxrl_llm.core.annotations import Code, Divisor, NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, stateless_part
 from jaxrl_llm.core.reference import ReferenceRule
-from jaxrl_llm.objectives import Average, clip, distillation, policy_gradient, sequence_ratio
-from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
+from jaxrl_llm.objectives import Average, clip, coupled, distillation, policy_gradient, sequence_ratio
+from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, mean_logp
 from jaxrl_llm.rollouts.auxiliary_prompts import final_answer, problem_text, second_prompt
 from jaxrl_llm.rollouts.episode import given, sampled_ids
 from jaxrl_llm.rollouts.guidance.hints import texts_of

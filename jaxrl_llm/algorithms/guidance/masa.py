@@ -1,7 +1,7 @@
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AboveOne, Code, NonNegative, Paper, Scale, ZeroOrOne
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 
 

@@ -10,8 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.core.reference import another
-from jaxrl_llm.objectives import value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, value_loss
 from jaxrl_llm.rollouts.guidance.prefixes import REFERENCE, two_policies
 from jaxrl_llm.utils.errors import InputError, is_off, shown
 

@@ -9,7 +9,7 @@ from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.core.trajectory import without_rows
 from jaxrl_llm.curriculum.compose import hard_buffer
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 
 

@@ -8,7 +8,7 @@ from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, 
 from jaxrl_llm.core.annotations import Count, NonNegative, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.judges.comparisons import PairJudge, pair_judge, texts_of
 from jaxrl_llm.rollouts.judges.judged import Judged, Judging, judged

@@ -17,7 +17,8 @@ from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, chain, part, weighted
 from jaxrl_llm.core.repr import layout
-from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
+from jaxrl_llm.objectives import coupled
+from jaxrl_llm.objectives.preference.pairs import total_logp
 from jaxrl_llm.rewards.specs import JUDGE, component
 from jaxrl_llm.rollouts.guidance.responses import response
 from jaxrl_llm.rollouts.pairs import scored

@@ -7,7 +7,8 @@ from jaxrl_llm.core.hooks import Context, Hook, State
 from jaxrl_llm.core.log_ratios import source
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.core.reference import ReferenceRule
-from jaxrl_llm.objectives.preference.pairs import coupled, higher_of, win_rates
+from jaxrl_llm.objectives import coupled
+from jaxrl_llm.objectives.preference.pairs import higher_of, win_rates
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 

@@ -7,7 +7,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import NonNegative, NonNegativeNumber, Number, Ours
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import Array, Objective, Trajectories, chain, part
-from jaxrl_llm.objectives.preference.pairs import coupled, log_ratio_sum, scored_rows, sequence_log_ratios
+from jaxrl_llm.objectives import coupled
+from jaxrl_llm.objectives.preference.pairs import log_ratio_sum, scored_rows, sequence_log_ratios
 from jaxrl_llm.utils.errors import is_off
 
 Clipping = Literal["separate", "joint", "none"]

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import NonNegative, Ours
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.objectives.preference.pairs import higher_of, win_rates
 from jaxrl_llm.rollouts.pairs import higher, with_win_rates
 

@@ -9,7 +9,8 @@ from jaxrl_llm.core.log_ratios import source
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.objectives.preference.pairs import coupled, win_rates
+from jaxrl_llm.objectives import coupled
+from jaxrl_llm.objectives.preference.pairs import win_rates
 from jaxrl_llm.rollouts.pairs import best_and_worst_of, with_win_rates
 
 

@@ -19,8 +19,7 @@ from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, P
 from jaxrl_llm.core.parts import Array, Objective, part, stateless_part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of
 from jaxrl_llm.core.transform import Metrics, chain
-from jaxrl_llm.objectives import constant
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, constant
 from jaxrl_llm.utils.errors import is_off
 
 

@@ -2,8 +2,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AboveOne, Count, NonNegative, OfRun, Ours, Paper, Scale, ZeroOrOne
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import constant, importance_correction
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, constant, importance_correction
 
 
 @method(paper="arXiv 2603.21065", test="test_mismatch.py::test_hispo_is_the_loop")

@@ -6,8 +6,7 @@ from jaxrl_llm.core.annotations import Code, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.parts import Array, Transform, chain, part
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.objectives import entropy, value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, entropy, value_loss
 from jaxrl_llm.rollouts.programs import group, hooked
 from jaxrl_llm.sampling.filters import Filters, keep, support
 from jaxrl_llm.utils.errors import is_off

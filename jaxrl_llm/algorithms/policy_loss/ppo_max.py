@@ -10,8 +10,16 @@ from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import Code, NonNegative, Number, Ours, Positive
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, control, part, stateless_part
-from jaxrl_llm.objectives import Average, count_tokens, entropy, imitation, mean_by, token_mean, value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import (
+    Average,
+    clipped_policy,
+    count_tokens,
+    entropy,
+    imitation,
+    mean_by,
+    token_mean,
+    value_loss,
+)
 from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, group
 from jaxrl_llm.utils.errors import is_off

@@ -17,9 +17,7 @@ from jaxrl_llm.core.annotations import Code, Count, Fraction, FractionNumber, No
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, part, totals_of
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.transform import Objective, Transform, chain, stateless
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
-from jaxrl_llm.objectives.preference.pairs import coupled
-from jaxrl_llm.objectives.values import needed_output, value_loss
+from jaxrl_llm.objectives import clipped_policy, coupled, needed_output, value_loss
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -10,8 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Count, Fraction, FractionNumber, NonNegative, OfRun, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.objectives import entropy, value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, entropy, value_loss
 
 
 @method(paper="arXiv 2410.02751", test="test_relic.py::test_it_is_the_loop")

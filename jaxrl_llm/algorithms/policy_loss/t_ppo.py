@@ -9,8 +9,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Count, FractionNumber, NonNegative, OfRun, Ours, Positive
 from jaxrl_llm.core.parts import Trajectories, stateless_part, totals_of
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.objectives import value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, value_loss
 
 
 @method(paper="arXiv 2506.15050", test="test_truncated.py::test_it_is_its_loop")

@@ -6,8 +6,7 @@ from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, 
 from jaxrl_llm.algorithms.preferences.dpo import DivergenceName, dpo
 from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive, check_number
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
-from jaxrl_llm.objectives.averages import averaged, token_mean
-from jaxrl_llm.objectives.preference.losses import PairLoss
+from jaxrl_llm.objectives import PairLoss, averaged, token_mean
 
 ENTROPY = "indicators/top_entropy"
 

@@ -7,7 +7,7 @@ from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, Divisor, NonNegative, check_number
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.episode import known_scores
 from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part, scored_samples
 

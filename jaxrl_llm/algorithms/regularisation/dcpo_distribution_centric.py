@@ -7,7 +7,7 @@ from jaxrl_llm.algorithms.score_function.otr import static_number
 from jaxrl_llm.core.annotations import AboveOne, Code, NonNegative, Number, Positive
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 
 
 @batch_part

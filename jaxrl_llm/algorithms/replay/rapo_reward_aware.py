@@ -11,8 +11,7 @@ from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.records import Array, mean_by_prompt
 from jaxrl_llm.curriculum.scores import drop_solved
-from jaxrl_llm.objectives import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, sequence_mean
 from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
 
 

@@ -1,7 +1,7 @@
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, NonNegativeInt, Ours, Positive, ZeroOrOne
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.replay.base import faded, whole_groups
 
 

@@ -10,8 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AtLeastOne, NonNegative, OfRun, Ours, Paper, ZeroOrOne
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.objectives import scale_by_info, sequence_mean
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, scale_by_info, sequence_mean
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
 from jaxrl_llm.replay.buffers import Store, keep, take, to_rows
 from jaxrl_llm.replay.into_groups import outcomes

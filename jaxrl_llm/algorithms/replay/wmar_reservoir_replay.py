@@ -6,7 +6,7 @@ from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import Fraction, NonNegative, NonNegativeInt, Ours, ZeroOrOne
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows

@@ -13,8 +13,7 @@ from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, Number, OfR
 from jaxrl_llm.core.buckets import bucket_quantile
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.objectives import constant
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, constant
 from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rewards.transforms import rescore

@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, beside, method
 from jaxrl_llm.core.annotations import AverageName, Count, Fraction, NonNegative, OfRun, Ours, Scale
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, Transform, chain, objective_part, part
-from jaxrl_llm.objectives.averages import average_by_name, token_mean
+from jaxrl_llm.objectives import average_by_name, token_mean
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -4,13 +4,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Number, Ours, PositiveNumber
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Objective, Trajectories, chain, part
-from jaxrl_llm.objectives.preference.pairs import (
-    bucket_log_sum_exp,
-    coupled,
-    log_ratio_sum,
-    scored_rows,
-    sequence_log_ratios,
-)
+from jaxrl_llm.objectives import coupled
+from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, log_ratio_sum, scored_rows, sequence_log_ratios
 
 
 @method(paper="arXiv 2402.02479", test="test_reward_composed.py::test_brain_worked_example_and_loop")

@@ -8,10 +8,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AverageName, NonNegative, NonNegativeNumber, Number, Positive, PositiveNumber
 from jaxrl_llm.core.arguments.hyperparameters import Code, Ours
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, Transform, batch_part, chain, part, row_means
-from jaxrl_llm.objectives import token_ratio
-from jaxrl_llm.objectives.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
-from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives import average_by_name, clipped_policy, coupled, token_ratio
 from jaxrl_llm.rewards.transforms import component_of, rescore
 from jaxrl_llm.utils.errors import InputError, unknown
 

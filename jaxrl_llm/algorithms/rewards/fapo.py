@@ -6,7 +6,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import AboveOne, AtLeastOne, Code, NonNegative, OfRun, Ours, Paper, Range, check_number
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rewards.judges.questions import NONE, first_error_in, question, steps_in
 from jaxrl_llm.rewards.transforms import overlong_penalty

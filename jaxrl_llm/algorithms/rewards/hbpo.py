@@ -7,7 +7,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.annotations import AboveOne, AtLeastOne, Code, Fraction, NonNegative, Number, OfRun, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rollouts.guidance.prompted import with_budgets
 from jaxrl_llm.utils.errors import InputError, shown

@@ -7,8 +7,7 @@ from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.annotations import AverageName, Code, Count, NonNegative, Number, Ours
 from jaxrl_llm.core.buckets import bucket_best, bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
-from jaxrl_llm.objectives.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import average_by_name, clipped_policy
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.utils.errors import InputError
 

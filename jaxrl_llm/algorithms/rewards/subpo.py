@@ -6,8 +6,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import AverageName, Recalled
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, stateless_part
-from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.objectives import average_by_name, log_probability, policy_gradient, token_ratio
 
 
 @method(paper="arXiv 2307.13372", test="test_reward_composed.py::test_subpo_is_the_loop")

@@ -8,8 +8,7 @@ from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, beside, me
 from jaxrl_llm.core.annotations import Code, NonNegative, Number, Ours
 from jaxrl_llm.core.buckets import bucket_best, bucket_sums
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
-from jaxrl_llm.objectives import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, sequence_mean
 from jaxrl_llm.rewards.transforms import rescore
 
 

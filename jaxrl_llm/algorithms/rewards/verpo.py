@@ -1,7 +1,7 @@
 from jaxrl_llm.advantages import check_credit
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 
 
 @method(paper="arXiv 2601.03525", test="test_multi_reward.py::test_verpo_against_a_loop")

@@ -11,8 +11,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, NonNegativeInt, Ours, Paper
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, stateless_part
-from jaxrl_llm.objectives import kl, token_mean, value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, kl, token_mean, value_loss
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
 from jaxrl_llm.rollouts.agents.program import agents_part, ends_of

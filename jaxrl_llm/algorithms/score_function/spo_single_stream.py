@@ -11,7 +11,7 @@ from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
 from jaxrl_llm.curriculum.rules import SuccessModel
 from jaxrl_llm.curriculum.scores import uncertain
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, token_places

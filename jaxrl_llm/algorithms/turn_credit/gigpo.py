@@ -1,7 +1,7 @@
 from jaxrl_llm.advantages.turns import compared, of_episode, same_state, turn_advantages, turn_returns, where_given
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Divisor, MomentsOver, NonNegative, Ours, Paper, Recalled
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.agents.program import similar_states
 
 

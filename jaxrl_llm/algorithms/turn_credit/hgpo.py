@@ -5,7 +5,7 @@ from jaxrl_llm.advantages.turns import OfTurns, above_buckets, turn_mask
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Divisor, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 
 
 @method(paper="arXiv 2602.22817", test="test_turn_credit.py::test_hgpo_worked_example")

@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.needs.placeholders import all_action
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.objectives.values import head_value_loss
 
 KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], see `rollouts.agents.plans`

@@ -7,8 +7,7 @@ from jaxrl_llm.advantages.turns import above_buckets, returns_of_turns, turn_adv
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, part
-from jaxrl_llm.objectives import sequence_mean
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, sequence_mean
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around

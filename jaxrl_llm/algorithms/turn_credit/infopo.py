@@ -12,7 +12,7 @@ from jaxrl_llm.core.annotations import Code, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.data.chat.turns import ChatTurns
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around, blanked
 from jaxrl_llm.utils.errors import InputError, shown

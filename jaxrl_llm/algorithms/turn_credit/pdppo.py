@@ -8,8 +8,7 @@ from jaxrl_llm.advantages.turns import TURNS, ends_of_turns, on_tokens, rewards_
 from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
-from jaxrl_llm.objectives import entropy, head_value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, entropy, head_value_loss
 
 
 @method(paper="arXiv 2504.05150", test="test_pdppo.py::test_targets_and_advantages_are_the_loop")

@@ -5,8 +5,7 @@ from jaxrl_llm.advantages import generalised_advantages, needs_turns, whiten_adv
 from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
-from jaxrl_llm.objectives import entropy, huber, value_loss
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy, entropy, huber, value_loss
 
 
 @method(paper="arXiv 2405.15821", test="test_turn_values.py::test_poad_worked_example_and_loop")

@@ -7,7 +7,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Divisor, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.selection.rows import mix
 
 

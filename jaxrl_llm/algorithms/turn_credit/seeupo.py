@@ -3,8 +3,7 @@ from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
 from jaxrl_llm.core.algorithm import TurnPhases
 from jaxrl_llm.core.annotations import Code, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import clip, policy_gradient, scale_by_info, sequence_mean, span_ratio
-from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.objectives import clip, policy_gradient, regularised, scale_by_info, sequence_mean, span_ratio
 
 
 @method(paper="arXiv 2602.06554", test="test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns")

@@ -5,7 +5,7 @@ from jaxrl_llm.advantages.turns import compared, of_episode, turn_advantages, tu
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Code, Divisor, MomentsOver, NonNegative, NonNegativeInt
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.selection.rows import row_noise
 
 

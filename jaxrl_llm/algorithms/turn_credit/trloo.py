@@ -12,8 +12,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
 from jaxrl_llm.core.annotations import Fraction, NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, counted_part, part
+from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.objectives.off_policy import importance_correction, mismatch
-from jaxrl_llm.objectives.policy_gradient import clipped_policy
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import agents_part, graded
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from jaxrl_llm.utils.errors import InputError, missing_package, shown
+from jaxrl_llm.utils.errors import InputError, optional_package, shown
 from jaxrl_llm.utils.json import NotJson, check_regular, json_type, not_text, parse_json, read_object
 from jaxrl_llm.utils.storage import is_url, local_copy
 
@@ -208,10 +208,8 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 @contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
     """Context manager: InputError where pyarrow is missing or rejects the file."""
-    try:
+    with optional_package("pyarrow", "data", f"reading {path}"):
         from pyarrow import ArrowException
-    except ImportError as error:
-        raise missing_package("pyarrow", "data", f"reading {path}") from error
     try:
         yield
     except (ArrowException, OSError, ValueError) as error:  # ValueError: text is not UTF-8, or dates are out of range
@@ -232,10 +230,8 @@ def saved_data_set(path: Path) -> Any:
                 "or .array_record files"
             )
         read_object(path / name)
-    try:
+    with optional_package("datasets", "data", f"reading the data set folder {path}"):
         from datasets import load_from_disk
-    except ImportError as error:
-        raise missing_package("datasets", "data", f"reading the data set folder {path}") from error
     with saved_errors(path):
         return load_from_disk(str(path))
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
-from jaxrl_llm.utils.errors import InputError, error_line, missing_package, shown
+from jaxrl_llm.utils.errors import InputError, error_line, optional_package, shown
 
 _NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?:(?P<config>[\w.-]+)/)?(?P<split>[\w.-]+(?:\[[\w:%+-]*\])?))?")
 _FILES = (".jsonl", ".json", ".parquet", ".array_record", ".csv", ".txt", ".gz", ".py", ".yaml", ".arrow")
@@ -52,10 +52,8 @@ def hub_data(source: str) -> Any:
     """
     found = hub_name(source)
     assert found is not None
-    try:
+    with optional_package("datasets", "data", f"reading {source} from the Hugging Face hub"):
         import datasets
-    except ImportError as error:
-        raise missing_package("datasets", "data", f"reading {source} from the Hugging Face hub") from error
     reason = _unreachable(found.name, source)
     cached = os.path.join(str(datasets.config.HF_DATASETS_CACHE), found.name.replace("/", "___").lower())
     if reason is not None and not os.path.isdir(cached):

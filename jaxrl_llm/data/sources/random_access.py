@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_llm.data.sources import files
 from jaxrl_llm.data.sources.hub import hub_data, is_hub_data
-from jaxrl_llm.utils.errors import InputError, error_line, missing_package
+from jaxrl_llm.utils.errors import InputError, error_line, optional_package
 from jaxrl_llm.utils.json import NotJson, check_regular, json_type, parse_json
 from jaxrl_llm.utils.storage import by_url, naming_url
 
@@ -210,10 +210,8 @@ def _array_record(path: Path) -> File:
     They are read one by one: a reader that is asked for several at once makes a list for each chunk of the file first,
     which takes 700 MB for 10 million chunks.
     """
-    try:
+    with optional_package("array_record", "data", f"reading {path}"):
         from array_record.python.array_record_module import ArrayRecordReader
-    except ImportError as error:
-        raise missing_package("array_record", "data", f"reading {path}") from error
     try:
         options = "readahead_buffer_size:0,max_parallelism:0"
         reader = ArrayRecordReader(str(path), options, file_reader_buffer_size=2**15)

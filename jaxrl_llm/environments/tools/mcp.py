@@ -22,7 +22,7 @@ from jaxrl_llm.core.arguments.checks import checked
 from jaxrl_llm.core.arguments.ranges import Seconds
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.tools.base import EachEpisode, Kit
-from jaxrl_llm.utils.errors import InputError, error_line, missing_package, shown, unknown
+from jaxrl_llm.utils.errors import InputError, error_line, optional_package, shown, unknown
 
 SECONDS = 30.0  # for the start of a server, and for a call
 
@@ -76,10 +76,8 @@ def mcp_server(
 
 
 def _package() -> Any:
-    try:
+    with optional_package("mcp", "mcp", "tools of an MCP server"):
         import mcp
-    except ImportError:
-        raise missing_package("mcp", "mcp", "tools of an MCP server") from None
     if not hasattr(mcp, "Client"):
         raise InputError("tools of an MCP server need version 2 or later of mcp: pip install 'jaxrl_llm[mcp]'")
     return mcp

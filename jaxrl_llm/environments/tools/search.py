@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.checks import checked
 from jaxrl_llm.core.arguments.ranges import Count
-from jaxrl_llm.utils.errors import InputError, missing_package, shown
+from jaxrl_llm.utils.errors import InputError, optional_package, shown
 
 PASSAGE = 1000  # characters of a passage of a text file
 _WORD = re.compile(r"\w+")
@@ -48,10 +48,8 @@ def search_in(
     if not name.isidentifier():
         raise InputError(f"a tool's name is {shown(name)}, but must be one word")
     passages = passages_of(corpus)
-    try:
+    with optional_package("bm25s", "search", "search in a corpus"):
         from bm25s import BM25
-    except ImportError:
-        raise missing_package("bm25s", "search", "search in a corpus") from None
     index = BM25(k1=1.5, b=0.75, method="lucene")
     index.index([words(f"{one.title} {one.text}") for one in passages], show_progress=False)
     known = set(index.vocab_dict)

@@ -13,7 +13,7 @@ from jaxrl_llm.in_jax.lab.outcome import Outcome, from_json, overall, overall_ta
 from jaxrl_llm.in_jax.lab.statistics import mean
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.reporting.logging.files import read_json
-from jaxrl_llm.utils.errors import InputError, missing_package, several, shown
+from jaxrl_llm.utils.errors import InputError, optional_package, several, shown
 from jaxrl_llm.utils.storage import replace_file
 
 MOST_CURVES = 8  # in one figure: more cannot be told apart
@@ -173,10 +173,8 @@ def write_finals(path: Path, outcomes: Sequence[Outcome], tasks: Sequence[str], 
 
 def _figure(size: tuple[float, float], tasks: Sequence[str]) -> tuple[Any, Any]:
     """A figure, and its panel for each task."""
-    try:
+    with optional_package("matplotlib", "run", "drawing the laboratory's figures"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_package("matplotlib", "run", "drawing the laboratory's figures") from error
     figure = Figure(figsize=size, layout="constrained")
     return figure, np.atleast_1d(figure.subplots(1, len(tasks), sharey=True))
 

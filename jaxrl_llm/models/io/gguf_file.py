@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.models.kinds import TEXT, check, number, reason, shown, whole
-from jaxrl_llm.utils.errors import InputError, missing_package
+from jaxrl_llm.utils.errors import InputError, optional_package
 
 # Value types by code; the letters mean the same to struct and to numpy. 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -44,10 +44,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.name
-        try:
+        with optional_package("gguf", "gguf", "reading a GGUF file"):
             import gguf
-        except ImportError:
-            raise missing_package("gguf", "gguf", "reading a GGUF file") from None
         self._gguf: Any = gguf
         if path.exists() and not path.is_file():
             raise InputError(f"cannot read {path}: it is no file")

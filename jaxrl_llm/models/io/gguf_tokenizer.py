@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.models.kinds import FATAL, FLAG, TEXT, check, list_of, number, reason, whole
-from jaxrl_llm.utils.errors import InputError, missing_package, shown, unknown
+from jaxrl_llm.utils.errors import InputError, optional_package, shown, unknown
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -61,10 +61,8 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     EOS surround plain text where the header says so; chat templates are rendered as they are. The padding token may
     equal EOS. InputError for an unsupported kind or pre-tokenizer, or where tokens are missing.
     """
-    try:
+    with optional_package("transformers", "gguf", "a tokenizer"):
         import transformers  # noqa: F401 (and with it the tokenizers)
-    except ImportError:
-        raise missing_package("transformers", "gguf", "a tokenizer") from None
     check(metadata, _SETTINGS, "the GGUF file")
     try:
         return _build(metadata)

@@ -23,7 +23,7 @@ from jaxrl_llm.models.io.unread import Unread, skipped_line, unread_of
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, require_kind, shown, whole
 from jaxrl_llm.models.parameters import combine, parameter_shapes, put
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.utils.errors import InputError, missing_package, several
+from jaxrl_llm.utils.errors import InputError, optional_package, several
 from jaxrl_llm.utils.process import use_compile_cache
 
 Shardings = Callable[[ModelConfig, Any], Any]
@@ -240,10 +240,8 @@ def _tokenizer(folder: Path) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if (folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists():
-        try:
+        with optional_package("sentencepiece", "sentencepiece", f"the tokenizer.model of {folder}"):
             import sentencepiece  # noqa: F401 (with which transformers reads it)
-        except ImportError:
-            raise missing_package("sentencepiece", "sentencepiece", f"the tokenizer.model of {folder}") from None
     for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if (folder / name).exists():
             read_json(folder / name)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxrl_llm.reporting.statistics import thin
-from jaxrl_llm.utils.errors import missing_package
+from jaxrl_llm.utils.errors import optional_package
 
 POINTS = 300  # maximum points of a curve, about the width of a chart in pixels
 RAW = 40  # a longer curve is drawn with its moving mean on top
@@ -194,11 +194,9 @@ def _svg(name: str, description: str, draw: Callable[[Any], None]) -> tuple[str,
 
     Coordinates: the axes' left, top, right and bottom in the SVG's units, then the data's values there.
     """
-    try:
+    with optional_package("matplotlib", "run", "drawing the report's curves"):
         import matplotlib
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise missing_package("matplotlib", "run", "drawing the report's curves") from error
     inks = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
     style: Any = dict.fromkeys(inks, _INK) | dict.fromkeys(("axes.spines.top", "axes.spines.right"), False)
     style |= {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 8, "axes.grid": True, "grid.alpha": 0.15}

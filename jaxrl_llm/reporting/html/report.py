@@ -32,7 +32,7 @@ from jaxrl_llm.reporting.html.shown_completions import (
 from jaxrl_llm.reporting.html.timeline import timeline
 from jaxrl_llm.reporting.html.verdict import held_out
 from jaxrl_llm.reporting.prompt_table import groups_text, listed, prompt_table, tried_text
-from jaxrl_llm.utils.errors import InputError, missing_package, shown
+from jaxrl_llm.utils.errors import InputError, optional_package, shown
 from jaxrl_llm.utils.storage import replace_file
 
 _OTHER_CHARTS = 60
@@ -57,10 +57,8 @@ def write_report(
     first of several runs. Needs jinja2 and matplotlib. Raises InputError if there is no run, or a file is damaged (a
     half-written last line is not damage).
     """
-    try:
+    with optional_package("jinja2", "run", "writing the report"):
         import jinja2
-    except ImportError as error:
-        raise missing_package("jinja2", "run", "writing the report") from error
     folders = [run_folder] if isinstance(run_folder, str | Path) else list(run_folder)
     if not 1 <= len(folders) <= COLOURS:
         raise InputError(f"a report is of 1 to {COLOURS} runs, but found {len(folders)}")

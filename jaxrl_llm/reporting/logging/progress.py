@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TextIO, cast
 
-from jaxrl_llm.utils.errors import InputError, missing_package, shown
+from jaxrl_llm.utils.errors import InputError, optional_package, shown
 from jaxrl_llm.utils.process import FailsafeStream
 
 # (label, metric key, format)
@@ -68,10 +68,8 @@ class Progress:
         # When a line was last printed, and how long after comes another.
         self._printed, self._quiet = self._began, QUIET
         if not self._plain:
-            try:
+            with optional_package("rich", "run", "the live progress bar"):
                 from rich.console import Console
-            except ImportError as error:
-                raise missing_package("rich", "run", "the live progress bar") from error
             self._console = Console(file=cast(TextIO, self._stream), force_terminal=True)
 
     def __enter__(self) -> Progress:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.reporting.logging.files import number_of, step_of
-from jaxrl_llm.utils.errors import InputError, missing_package, naming
+from jaxrl_llm.utils.errors import InputError, naming, optional_package
 
 _HEAD, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
@@ -108,8 +108,6 @@ def _checksum(data: bytes) -> int:
 
 
 def _proto() -> Any:
-    try:
+    with optional_package("tensorboardX", "run", "writing TensorBoard events"):
         from tensorboardX.proto import event_pb2
-    except ImportError as error:
-        raise missing_package("tensorboardX", "run", "writing TensorBoard events") from error
     return event_pb2

@@ -15,7 +15,7 @@ from jaxrl_llm.reporting.statistics import as_number
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.load_run import load_run
-from jaxrl_llm.utils.errors import InputError, missing_package, require_choice
+from jaxrl_llm.utils.errors import InputError, optional_package, require_choice
 
 # Drawn by default, where they were logged.
 CURVES = ("reward/mean", "groups/uniform", "entropy", "completion/length", "grad_norm", "mismatch")
@@ -108,11 +108,9 @@ class Run:
 
 def _drawn(metrics: Mapping[str, np.ndarray], names: Sequence[str]) -> Any:
     """A figure with the curves of some metrics."""
-    try:
+    with optional_package("matplotlib", "run", "drawing curves"):
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise missing_package("matplotlib", "run", "drawing curves") from error
 
     class Curves(Figure):
         """A figure that a notebook shows, also before pyplot is imported there."""

@@ -21,7 +21,7 @@ from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.agents.restarts import IMITATED, restarting
 from jaxrl_llm.rollouts.agents.self_play import self_play
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.utils.errors import InputError, error_line, missing_package, require_choice, shown
+from jaxrl_llm.utils.errors import InputError, error_line, optional_package, require_choice, shown
 from jaxrl_llm.utils.starting import limited, phase
 from jaxrl_llm.utils.value_digest import value_digest
 
@@ -184,10 +184,8 @@ def _factory(config: TrainConfig) -> Any:
     """What makes environments: a class, a function, or a dict of them. InputError for what cannot be loaded, or is
     anything else."""
     if config.harness is not None:
-        try:
+        with optional_package("aiohttp", "serve", "a harness"):
             from jaxrl_llm.server.harness import harness
-        except ImportError:
-            raise missing_package("aiohttp", "serve", "a harness") from None
         return harness(_loaded(config.harness, "the harness", load_function))
     spec = config.environment
     assert spec is not None
