@@ -24,7 +24,6 @@ from jaxrl_llm.core.arguments.ranges import (
     Share,
     ZeroOrOne,
     check_bounds,
-    check_moments,
     check_number,
 )
 
@@ -34,7 +33,7 @@ __all__ = [
     "FractionNumber", "Gate", "MomentsOver", "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number",
     "OfRun", "OpenFraction", "Ours", "Paper", "Positive", "PositiveNumber", "Range", "Recalled", "Replies",
     "Rewrite", "Routing", "Rule", "Scale", "Share", "Source", "Span", "Ties", "ZeroOrOne", "check_bounds",
-    "check_moments", "check_number",
+    "check_number",
 ]  # fmt: skip
 
 PAPER, CODE, RECALLED, OURS, RUN = Origin  # `Paper[NonNegative]` is `Annotated[NonNegative, PAPER]`

@@ -84,12 +84,6 @@ def check_bounds(name: str, low: Any, high: Any, most: float | None = None) -> t
     return low, low if high is None else high
 
 
-def check_moments(ddof: Any, epsilon: Any) -> None:
-    """Check the parameters of a standard deviation: InputError unless ddof is 0 or 1 and epsilon is at least 0."""
-    check_number("ddof", ddof, least=0, most=1, whole=True)
-    check_number("epsilon", epsilon, least=0)
-
-
 def _is_array(value: Any) -> bool:
     """Whether the value is a numeric NumPy or JAX array; NumPy scalars are numbers, not arrays."""
     kind = getattr(getattr(value, "dtype", None), "kind", "")
