@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, objectives
+from jaxrl_llm import advantages, algorithms, objectives
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.utils.errors import InputError
 
@@ -66,6 +66,9 @@ def test_traced_numbers_pass() -> None:
         (lambda: advantages.kl_reward(float("inf")), "coefficient of kl_reward is inf"),
         (lambda: advantages.adaptive_kl(start=float("nan")), "start of adaptive_kl is nan"),
         (lambda: advantages.tracked_baseline(prompts=10.5), "prompts of tracked_baseline is 10.5"),  # type: ignore[arg-type]
+        (lambda: algorithms.get("dars", most_samples=1), "dars: most_samples is 1, but must be at least 2"),
+        (lambda: algorithms.get("epo", corridor_low=-1), "epo: corridor_low is -1, but must be at least 0"),
+        (lambda: algorithms.get("fapo", overlong_share=2), "fapo: overlong_share is 2, but must be .* at most 1"),
         (lambda: advantages.revised(advantages.group_relative), "group_relative, which makes"),  # type: ignore[arg-type]
     ],
 )

@@ -133,10 +133,10 @@ METHODS: dict[str, str] = {
     "on_actions(group_relative())": "group_relative.*function of a batch",
     "weigh_advantages(0.5)": "weight of advantages is 0.5.*function",
     "revised(group_relative)": "group_relative",
-    "soft_overlong_penalty(16, 0)": "buffer is 0",
+    "soft_overlong_penalty(16, 0)": "buffer of soft_overlong_penalty is 0",
     "soft_overlong_penalty(16, 20)": "buffer is 20",
     "soft_overlong_penalty('16', 4)": "max_tokens.*'16'",
-    "soft_overlong_penalty(16, nan)": "buffer is nan",
+    "soft_overlong_penalty(16, nan)": "buffer of soft_overlong_penalty is nan",
     # Strategies.
     "Partial(oversample='2')": "oversample of Partial is '2'",
     "Partial(oversample=nan)": "oversample of Partial is nan",

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import check_fields
-from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt, Positive, Range
+from jaxrl_llm.core.arguments.ranges import AtLeastTwo, Count, NonNegativeInt, Positive, Range
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.utils.errors import InputError
 
@@ -65,13 +65,11 @@ class League:
     the weights that learn, of adapters alone with LoRA.
     """
 
-    size: Count = 8
+    size: AtLeastTwo = 8
     every: Count = 20
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.size < 2:
-            raise InputError("a league has a size of 2 at least: the first policy, and a snapshot")
 
     __repr__ = layout
 

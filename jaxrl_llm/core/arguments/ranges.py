@@ -72,18 +72,6 @@ def check_number(
     require(name, value, least=least, most=most, above=above, below=below)
 
 
-def check_bounds(name: str, low: Any, high: Any, most: float | None = None) -> tuple[Any, Any]:
-    """A pair of clip bounds, where `high` defaults to `low`; InputError unless both are at least 0, and low at most
-    `most`.
-
-    >>> check_bounds("clip", 0.1, None)
-    (0.1, 0.1)
-    """
-    check_number(f"{name} low", low, least=0, most=most)
-    check_number(f"{name} high", high, least=0, or_none=True)
-    return low, low if high is None else high
-
-
 def _is_array(value: Any) -> bool:
     """Whether the value is a numeric NumPy or JAX array; NumPy scalars are numbers, not arrays."""
     kind = getattr(getattr(value, "dtype", None), "kind", "")
