@@ -9,8 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, objectives
-from jaxrl_llm.core.arguments.ranges import check_moments, check_number
+from jaxrl_llm import advantages, algorithms, objectives
+from jaxrl_llm.core.algorithm import TurnPhases
+from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.outer_loop import extrapolated, outer_step
+from jaxrl_llm.core.population import Population
+from jaxrl_llm.objectives.preference.losses import sigmoid
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -43,33 +47,45 @@ def test_traced_numbers_pass() -> None:
     assert float(jax.jit(double)(3.0)) == 6
 
 
-def test_moments() -> None:
-    check_moments(0, 0.0)
-    for ddof, epsilon in ((2, 1e-6), (0.5, 1e-6), (1, -1e-6), (1, float("nan"))):
-        with pytest.raises(InputError, match=r"ddof is|epsilon is"):
-            check_moments(ddof, epsilon)
-
-
 @pytest.mark.parametrize(
     "build, message",
     [
-        (lambda: objectives.clip("0.2"), "clip low is '0.2'"),  # type: ignore[arg-type]
-        (lambda: objectives.clip(0.2, float("inf")), "clip high is inf"),
-        (lambda: objectives.capped(None), "cap is None"),  # type: ignore[arg-type]
-        (lambda: objectives.constant(float("inf")), "length is inf"),
-        (lambda: objectives.entropy_target(float("nan")), "entropy low is nan"),
-        (lambda: objectives.ratio_variance(float("inf")), "variance is inf"),
+        (lambda: objectives.clip("0.2"), "low of clip is '0.2'"),  # type: ignore[arg-type]
+        (lambda: objectives.clip(0.2, float("inf")), "high of clip is inf"),
+        (lambda: objectives.capped(None), "cap of capped is None"),  # type: ignore[arg-type]
+        (lambda: objectives.constant([8]), r"length of constant is \[8\], but must be a number or a text or None"),  # type: ignore[arg-type]
+        (lambda: objectives.constant(float("inf")), "length of constant is inf"),
+        (lambda: objectives.entropy_target(float("nan")), "low of entropy_corridor is nan"),
+        (lambda: objectives.ratio_variance(float("inf")), "limit of ratio_variance is inf"),
         (lambda: objectives.preference(beta=-1), "beta of preference is -1"),
         (lambda: objectives.value_loss(of="min"), "of value_loss 'min'"),
         (lambda: objectives.discriminative(None), "merit is None, but must be a function"),  # type: ignore[arg-type]
-        (lambda: advantages.group_relative(epsilon=-1), "epsilon is -1"),
-        (lambda: advantages.group_relative(ddof=2), "ddof is 2"),
+        (lambda: advantages.group_relative(epsilon=-1), "epsilon of group_relative is -1"),
+        (lambda: advantages.group_relative(ddof=2), "ddof of group_relative is 2"),
+        (lambda: advantages.group_relative(ddof=0.5), "ddof of group_relative is 0.5"),  # type: ignore[arg-type]
         (lambda: advantages.group_relative(weights=0.5), "weights is 0.5"),  # type: ignore[arg-type]
-        (lambda: advantages.whiten_advantages(epsilon=-1), "epsilon is -1"),
-        (lambda: advantages.generalised_advantages(lam="0.95"), "lam is '0.95'"),  # type: ignore[arg-type]
-        (lambda: advantages.kl_reward(float("inf")), "KL coefficient is inf"),
-        (lambda: advantages.adaptive_kl(start=float("nan")), "first KL coefficient is nan"),
-        (lambda: advantages.tracked_baseline(prompts=10.5), "prompts is 10.5"),  # type: ignore[arg-type]
+        (lambda: advantages.whiten_advantages(epsilon=-1), "epsilon of whiten_advantages is -1"),
+        (lambda: advantages.whiten_advantages(epsilon=float("nan")), "epsilon of whiten_advantages is nan"),
+        (lambda: advantages.generalised_advantages(lam="0.95"), "lam of .* is '0.95', .* a number or a function"),  # type: ignore[arg-type]
+        (lambda: advantages.kl_reward(float("inf")), "coefficient of kl_reward is inf"),
+        (lambda: advantages.adaptive_kl(start=float("nan")), "start of adaptive_kl is nan"),
+        (lambda: advantages.tracked_baseline(prompts=10.5), "prompts of tracked_baseline is 10.5"),  # type: ignore[arg-type]
+        (lambda: objectives.loss_named("discopop", tau=float("nan")), "tau of loss_named is nan, but must be a finite"),
+        (lambda: objectives.weighted_losses((sigmoid, "1")), r"losses\[0\]\[1\] of weighted_losses is '1'"),  # type: ignore[arg-type]
+        (lambda: objectives.distillation(1.5), "beta of distillation is 1.5, but must be at least 0 and at most 1"),
+        (lambda: objectives.distillation(top_k=-1), "top_k of distillation is -1"),
+        (lambda: outer_step(smaller_from=0), "smaller_from of outer_step is 0"),
+        (lambda: extrapolated(momentum=1), "momentum of extrapolated is 1, but must be at least 0 and below 1"),
+        (lambda: TurnPhases(1.5), "clip of TurnPhases is 1.5"),
+        (
+            lambda: Population(seed=2**32),
+            "seed of Population is 4294967296, but must be at least 0 and at most 4294967295",
+        ),
+        (lambda: algorithms.get("process_reward_model", classes=1), "classes is 1, but must be at least 2"),
+        (lambda: algorithms.get("ravl", heads=1), "ravl: heads is 1, but must be at least 2"),
+        (lambda: algorithms.get("dars", most_samples=1), "dars: most_samples is 1, but must be at least 2"),
+        (lambda: algorithms.get("epo", corridor_low=-1), "epo: corridor_low is -1, but must be at least 0"),
+        (lambda: algorithms.get("fapo", overlong_share=2), "fapo: overlong_share is 2, but must be .* at most 1"),
         (lambda: advantages.revised(advantages.group_relative), "group_relative, which makes"),  # type: ignore[arg-type]
     ],
 )
@@ -83,3 +99,5 @@ def test_parts_without_a_bound_are_made() -> None:
     assert objectives.value_loss(clip=None).needs == {"values"}
     assert advantages.generalised_advantages(lam=advantages.length_adaptive(0.05), lam_critic=None).needs == {"values"}
     assert objectives.constant("longest") is not None
+    assert Population(seed=2**32 - 1).seed == 2**32 - 1
+    assert advantages.whiten_advantages(ddof=0, epsilon=0.0) is not None

@@ -69,9 +69,9 @@ def test_they_print_as_the_code_that_makes_them() -> None:
 
 
 def test_numbers_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match=r"decay is 1\.5"):
+    with pytest.raises(InputError, match=r"decay of exponential_average is 1\.5"):
         exponential_average(1.5)
-    with pytest.raises(InputError, match="every is 0"):
+    with pytest.raises(InputError, match="every of periodic_reset is 0"):
         periodic_reset(0)
     with pytest.raises(InputError, match="a model of the reference"):
         soup("")

@@ -251,7 +251,7 @@ def test_an_init_is_told_what_the_run_knows_only_if_it_asks() -> None:
     assert dataclasses.replace(asks, needs=frozenset({"values"})).init(RunFacts(prompts=3)).shape == (3,)
     with pytest.raises(InputError, match="the facts of a run must be of the type RunFacts, but is of the type int"):
         asks.init(5)
-    with pytest.raises(InputError, match="RunFacts: prompts is 0, but must be at least 1"):
+    with pytest.raises(InputError, match="prompts of RunFacts is 0, but must be at least 1"):
         RunFacts(prompts=0)
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.episodes import once_per_episode
-from jaxrl_llm.core.annotations import Baseline, Number, Scale, check_moments
+from jaxrl_llm.core.annotations import Baseline, NonNegative, Number, Scale, ZeroOrOne
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_quantile, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, part, stateless
@@ -85,7 +85,9 @@ def group_advantage(
     >>> print(group_advantage(jnp.array([1.0, 0.0, 0.0, 1.0]), jnp.zeros(4, jnp.int32)).round(4))
     [ 0.866 -0.866 -0.866  0.866]
     """
-    _check_scale(scale)
+    if scale not in SCALES:
+        wanted = f"but must be one of {', '.join(SCALES)}"
+        raise InputError(f"the scale of group-relative advantages is {scale!r}, {wanted}", known=SCALES)
     difference = above_baseline(reward, group, baseline, weights=weights)
     if scale == "none":
         return difference
@@ -101,8 +103,8 @@ def group_advantage(
 @part
 def group_relative(
     scale: Scale = "std",
-    ddof: int = 1,
-    epsilon: float = 1e-6,
+    ddof: ZeroOrOne = 1,
+    epsilon: NonNegative = 1e-6,
     baseline: Baseline = "mean",
     weights: Callable[[Trajectories], Array] | None = None,
     over: Literal["episodes", "rows"] = "episodes",
@@ -114,8 +116,6 @@ def group_relative(
     group, an episode or each of its rows. needs: besides the reward. Raises InputError for a scale that is not one of
     SCALES, for a baseline that is not one of BASELINES, and for another over.
     """
-    _check_scale(scale)
-    check_moments(ddof, epsilon)
     if weights is not None:
         require_function("weights", weights)
 
@@ -131,12 +131,6 @@ def group_relative(
 def standardised(values: Array, ddof: int = 1, epsilon: float = 1e-8) -> Array:
     """(x - mean) / (std + epsilon) over all samples, f32[N]; NaN is ignored and gets 0, and equal values get 0."""
     return group_advantage(values, jnp.zeros(values.shape, jnp.int32), ddof=ddof, epsilon=epsilon)
-
-
-def _check_scale(scale: str) -> None:
-    if scale not in SCALES:
-        wanted = f"but must be one of {', '.join(SCALES)}"
-        raise InputError(f"the scale of group-relative advantages is {scale!r}, {wanted}", known=SCALES)
 
 
 @part

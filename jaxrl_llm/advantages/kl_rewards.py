@@ -4,21 +4,14 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import Estimator, NonNegativeNumber, Number, PositiveNumber, Source, check_number
+from jaxrl_llm.core.annotations import Estimator, NonNegativeNumber, Number, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, control, part, row_means, stateless
-from jaxrl_llm.utils.errors import unknown
 
 
 def _divergence(batch: Trajectories, estimator: str, of: str, to: str) -> Array:
     """The estimated divergence f32[N, L] at each action, 0 elsewhere."""
     return ESTIMATORS[estimator](log_ratio(source(batch, of), source(batch, to), batch.action_mask))
-
-
-def _divergence_needs(estimator: str, of: str, to: str) -> frozenset[str]:
-    if estimator not in ESTIMATORS:
-        raise unknown("KL estimator", estimator, ESTIMATORS)
-    return needed(of) | needed(to)
 
 
 @part
@@ -30,21 +23,18 @@ def kl_reward(
     coefficient: a number, or the name of a control. estimator, and the log-probability sources `of` and `to`: see
     `objectives.kl`. Chain this before the transform that turns token rewards into advantages.
     """
-    needs = _divergence_needs(estimator, of, to)
-    if not isinstance(coefficient, str):
-        check_number("KL coefficient", coefficient)
 
     def apply(batch: Trajectories) -> Trajectories:
         beta = control(batch, coefficient) if isinstance(coefficient, str) else coefficient
         before = jnp.zeros(batch.tokens.shape) if batch.token_rewards is None else batch.token_rewards
         return batch.replace(token_rewards=before - beta * _divergence(batch, estimator, of, to))
 
-    return stateless(apply, needs)
+    return stateless(apply, needed(of) | needed(to))
 
 
 @part
 def adaptive_kl(
-    start: Number = 0.001,
+    start: NonNegativeNumber = 0.001,
     target: PositiveNumber = 0.1,
     horizon: PositiveNumber = 10000.0,
     name: str = "kl_coefficient",
@@ -60,15 +50,13 @@ def adaptive_kl(
     coefficient from before its own update. start: the first coefficient. horizon: number of sequences over which the
     coefficient can change by about a fifth.
     """
-    needs = _divergence_needs(estimator, of, to)
-    check_number("first KL coefficient", start, least=0)
 
     def divergence_and_step(batch: Trajectories) -> tuple[Array, Array]:
         rows = jnp.sum(batch.lengths > 0).astype(jnp.float32)
         per_row = row_means(_divergence(batch, estimator, of, to), batch.replace(weights=None))
         return jnp.sum(per_row) / jnp.maximum(rows, 1), rows / horizon
 
-    return _controller(start, target, name, divergence_and_step, needs)
+    return _controller(start, target, name, divergence_and_step, needed(of) | needed(to))
 
 
 def _controller(
@@ -101,9 +89,8 @@ def stepwise_kl(
 
     beta <- beta (1 + rate clip(KL / target - 1, -0.2, 0.2)).
     """
-    needs = _divergence_needs("k1", of, to)
 
     def divergence_and_step(batch: Trajectories) -> tuple[Array, Number]:
         return jnp.sum(_divergence(batch, "k1", of, to)) / jnp.maximum(jnp.sum(batch.action_mask), 1), rate
 
-    return _controller(start, target, name, divergence_and_step, needs)
+    return _controller(start, target, name, divergence_and_step, needed(of) | needed(to))

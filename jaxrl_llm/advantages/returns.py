@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
-from jaxrl_llm.core.annotations import FractionNumber, Number, PositiveNumber, check_moments, check_number
+from jaxrl_llm.core.annotations import Count, FractionNumber, NonNegative, Number, PositiveNumber, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, Transform, part, row_means, stateless, stateless_part
 
 __all__ = [
@@ -25,7 +25,6 @@ PerRow = Callable[[Trajectories], jax.Array]  # batch -> f32[N] or f32[N, L]
 
 def needed_values(heads: int = 1) -> frozenset[str]:
     """The batch field that the loop must provide: values of a critic with this many heads."""
-    check_number("heads", heads, least=1, whole=True)
     return frozenset({"values" if heads == 1 else f"values:{heads}"})
 
 
@@ -120,14 +119,16 @@ def length_adaptive(alpha: PositiveNumber) -> PerRow:
 
 @part
 def whiten_advantages(
-    over: Literal["tokens", "sequences"] = "tokens", ddof: int = 1, epsilon: float = 1e-8, shift: bool = True
+    over: Literal["tokens", "sequences"] = "tokens",
+    ddof: ZeroOrOne = 1,
+    epsilon: NonNegative = 1e-8,
+    shift: bool = True,
 ) -> Transform:
     """Standardise the advantages over the batch with `whiten`.
 
     over: "tokens" takes mean and variance over all actions of scored rows that have a weight; "sequences" over the row
     means of these actions. Others get 0.
     """
-    check_moments(ddof, epsilon)
 
     def apply(batch: Trajectories) -> Trajectories:
         A, mask = batch.need("advantages"), scored_actions(batch) & (batch.loss_weights != 0)
@@ -169,12 +170,12 @@ def explained_variance(values: jax.Array, returns: jax.Array, mask: jax.Array) -
 
 @part
 def generalised_advantages(
-    gamma: Number | PerRow = 1.0,
-    lam: Number | PerRow = 0.95,
-    lam_critic: Number | None = None,
+    gamma: FractionNumber | PerRow = 1.0,
+    lam: FractionNumber | PerRow = 0.95,
+    lam_critic: FractionNumber | None = None,
     combine: Callable[[jax.Array], jax.Array] = head_mean,
     bootstrap_truncated: bool = False,
-    heads: int = 1,
+    heads: Count = 1,
 ) -> Transform:
     """Write advantages and returns: `gae` of `terminal_rewards` and the critic's values; both 0 on unscored rows.
 
@@ -185,9 +186,6 @@ def generalised_advantages(
     the value at its last action, in place of the unknown value of the next state (T-PPO, 2506.15050); otherwise with 0,
     like any other row. Writes the control "explained_variance", of the returns by the values.
     """
-    numbers = {"gamma": 1.0 if callable(gamma) else gamma, "lam": 1.0 if callable(lam) else lam}
-    for name, number in {**numbers, "lam_critic": lam_critic}.items():
-        check_number(name, number, least=0, most=1, or_none=name == "lam_critic")
 
     def apply(batch: Trajectories) -> Trajectories:
         values, mask, rewards = combine(batch.need("values")), scored_actions(batch), terminal_rewards(batch)
@@ -203,7 +201,7 @@ def generalised_advantages(
 
 
 @part
-def sequence_values(combine: Callable[[jax.Array], jax.Array] = head_mean, heads: int = 1) -> Transform:
+def sequence_values(combine: Callable[[jax.Array], jax.Array] = head_mean, heads: Count = 1) -> Transform:
     """A = r - V on every action of a row, r its score and V the value at its last action; `returns` are r.
 
     Both are 0 on rows without a score. combine: maps the values of several heads to one; heads: number of value heads.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import standardised
-from jaxrl_llm.core.annotations import Fraction, NonNegativeInt, Number, Positive, check_number
+from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, NonNegativeInt, Number, Positive, check_number
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, part
 
@@ -57,11 +57,11 @@ DEFAULT_PROMPTS = 4096  # entries of a tracker when neither `prompts` nor the ru
 
 @part
 def tracked_baseline(
-    prompts: int | None = None,
+    prompts: Count | None = None,
     half_life: Positive = 0.06,
     least: Fraction = 0.875,
     most: Fraction = 0.96,
-    epsilon: float = 1e-8,
+    epsilon: NonNegative = 1e-8,
     offline: NonNegativeInt = 0,
 ) -> Transform:
     """A = r - v(x), v the tracker's estimate for the prompt before this batch, standardised over the batch's samples.
@@ -74,8 +74,6 @@ def tracked_baseline(
     offline: number of samples of each prompt before the run, whose mean reward is info["start_value"]: an unseen prompt
     then starts as `offline_value` says, with the memory 1/(1 - least). 0: at the prior.
     """
-    check_number("prompts", prompts, least=1, most=2**31 - 1, whole=True, or_none=True)
-    check_number("epsilon", epsilon, least=0)
     if offline:
         check_number("least", least, below=1)
 

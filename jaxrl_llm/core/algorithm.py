@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import Routing
-from jaxrl_llm.core.arguments.checks import check, kinds_of
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.annotations import Fraction, Routing
+from jaxrl_llm.core.arguments.checks import check, check_fields, kinds_of
 from jaxrl_llm.core.needs import of_target
 from jaxrl_llm.core.outer_loop import OuterLoop
 from jaxrl_llm.core.reference import ReferenceRule
@@ -126,10 +125,10 @@ class TurnPhases:
     is not from 0 to 1.
     """
 
-    clip: float = 0.2
+    clip: Fraction = 0.2
 
     def __post_init__(self) -> None:
-        check_number("the clip of a turn's factor", self.clip, least=0, most=1)
+        check_fields(self)
 
     __repr__ = layout
 

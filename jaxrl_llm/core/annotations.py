@@ -23,8 +23,6 @@ from jaxrl_llm.core.arguments.ranges import (
     Range,
     Share,
     ZeroOrOne,
-    check_bounds,
-    check_moments,
     check_number,
 )
 
@@ -33,8 +31,7 @@ __all__ = [
     "AverageOver", "Baseline", "BelowHalf", "BelowOne", "Code", "Count", "Divisor", "Estimator", "Fraction",
     "FractionNumber", "Gate", "MomentsOver", "NonNegative", "NonNegativeInt", "NonNegativeNumber", "Number",
     "OfRun", "OpenFraction", "Ours", "Paper", "Positive", "PositiveNumber", "Range", "Recalled", "Replies",
-    "Rewrite", "Routing", "Rule", "Scale", "Share", "Source", "Span", "Ties", "ZeroOrOne", "check_bounds",
-    "check_moments", "check_number",
+    "Rewrite", "Routing", "Rule", "Scale", "Share", "Source", "Span", "Ties", "ZeroOrOne", "check_number",
 ]  # fmt: skip
 
 PAPER, CODE, RECALLED, OURS, RUN = Origin  # `Paper[NonNegative]` is `Annotated[NonNegative, PAPER]`

@@ -7,17 +7,17 @@ every checkpoint and sharded as they are.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.core.annotations import Number
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.annotations import Count, Number, PositiveNumber, Range
 from jaxrl_llm.core.repr import layout, part
 
 Params = Any
+Momentum = Annotated[Number, Range(least=0, below=1)]
 Move = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -74,9 +74,8 @@ class OuterState(NamedTuple):
 
 
 @part
-def extrapolated(momentum: Number = 0.3, every: int = 1) -> OuterLoop:
+def extrapolated(momentum: Momentum = 0.3, every: Count = 1) -> OuterLoop:
     """y + momentum (y - the end of the round before): Nesterov's extrapolation of the iterates."""
-    _check("extrapolated", momentum, every)
 
     def move(x: jax.Array, y: jax.Array, last: jax.Array, rounds: jax.Array) -> tuple[jax.Array, jax.Array]:
         return (y + momentum * (y - last)).astype(y.dtype), y
@@ -86,18 +85,17 @@ def extrapolated(momentum: Number = 0.3, every: int = 1) -> OuterLoop:
 
 @part
 def outer_step(
-    scale: Number = 1.0, momentum: Number = 0.0, every: int = 1, smaller_from: int | None = None, factor: Number = 5.0
+    scale: PositiveNumber = 1.0,
+    momentum: Momentum = 0.0,
+    every: Count = 1,
+    smaller_from: Count | None = None,
+    factor: PositiveNumber = 5.0,
 ) -> OuterLoop:
     """x + scale v, v the sum of all rounds' y - x, each of which counts momentum times as much a round later.
 
     scale 1 without momentum is the run without an outer loop; a smaller scale averages where rounds begin and end.
     smaller_from: the round, from 0, from which on the scale is divided by `factor`.
     """
-    _check("outer_step", momentum, every)
-    check_number("outer_step: scale", scale, above=0)
-    check_number("outer_step: factor", factor, above=0)
-    if smaller_from is not None:
-        check_number("outer_step: smaller_from", smaller_from, least=1, whole=True)
 
     def move(x: jax.Array, y: jax.Array, sums: jax.Array, rounds: jax.Array) -> tuple[jax.Array, jax.Array]:
         velocity = momentum * sums + (y - x)
@@ -105,8 +103,3 @@ def outer_step(
         return (x + size * velocity).astype(x.dtype), velocity
 
     return OuterLoop(jnp.zeros_like, move, every)
-
-
-def _check(name: str, momentum: Number, every: int) -> None:
-    check_number(f"{name}: momentum", momentum, least=0, below=1)
-    check_number(f"{name}: every", every, least=1, whole=True)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import check_fields
-from jaxrl_llm.core.arguments.ranges import Count, check_number
+from jaxrl_llm.core.arguments.ranges import AtLeastTwo, Count, NonNegativeInt, Positive, Range
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.utils.errors import InputError
 
@@ -25,21 +25,18 @@ class Population:
     and all that is no projection are those of the policy. A static part of a `Policy` (`Policy.population`).
     """
 
-    sigma: float = 1e-3
-    rank: int = 1
-    reuse: int = 1
+    sigma: Positive = 1e-3
+    rank: Count = 1
+    reuse: NonNegativeInt = 1
     """Steps in a row that have the same noise; 0: all."""
-    seed: int = 0
+    seed: Annotated[int, Range(least=0, most=2**32 - 1)] = 0
     """Of the noise of all steps; a run puts its own here."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, jax.Array):
                 raise InputError(f"a population's {name} is an array, but is part of the program: give a plain number")
-        check_number("a population's sigma", self.sigma, above=0)
-        check_number("a population's rank", self.rank, least=1, whole=True)
-        check_number("a population's reuse", self.reuse, least=0, whole=True)
-        check_number("a population's seed", self.seed, least=0, most=2**32 - 1, whole=True)
+        check_fields(self)
 
     __repr__ = layout
 
@@ -68,13 +65,11 @@ class League:
     the weights that learn, of adapters alone with LoRA.
     """
 
-    size: Count = 8
+    size: AtLeastTwo = 8
     every: Count = 20
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.size < 2:
-            raise InputError("a league has a size of 2 at least: the first policy, and a snapshot")
 
     __repr__ = layout
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import Count, Fraction
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -80,12 +80,11 @@ def weighted_mean(trees: Sequence[Params], shares: Sequence[float]) -> Params:
 
 
 @part
-def exponential_average(decay: float = 0.99) -> ReferenceRule:
+def exponential_average(decay: Fraction = 0.99) -> ReferenceRule:
     """The moving average of the policy's weights: ref <- decay ref + (1 - decay) weights after each update.
 
     Raises InputError unless decay is within [0, 1].
     """
-    check_number("exponential_average: decay", decay, least=0, most=1)
 
     def update(reference: Params, params: Params, updates: jax.Array) -> Params:
         return weighted_mean((reference, params), (decay, 1 - decay))
@@ -94,12 +93,11 @@ def exponential_average(decay: float = 0.99) -> ReferenceRule:
 
 
 @part
-def periodic_reset(every: int = 1) -> ReferenceRule:
+def periodic_reset(every: Count = 1) -> ReferenceRule:
     """The policy of the last update whose number is a multiple of `every`; 1 is the last iterate.
 
     Raises InputError unless every is a whole number, at least 1.
     """
-    check_number("periodic_reset: every", every, least=1, whole=True)
 
     def update(reference: Params, params: Params, updates: jax.Array) -> Params:
         return jax.tree.map(lambda old, new: jnp.where(updates % every == 0, new, old), reference, params)
@@ -108,12 +106,11 @@ def periodic_reset(every: int = 1) -> ReferenceRule:
 
 
 @part
-def with_initial(rule: ReferenceRule, share: float) -> ReferenceRule:
+def with_initial(rule: ReferenceRule, share: Fraction) -> ReferenceRule:
     """A reference that moves beside the initial policy, which stays: share log pi_0 + (1 - share) log pi_moved.
 
     Raises InputError for a rule that does not move, and unless share is within [0, 1].
     """
-    check_number("with_initial: share", share, least=0, most=1)
     if rule.update is None:
         raise InputError("with_initial mixes the initial policy with a reference that moves, but the rule's stays")
     return replace(rule, initial_share=float(share))

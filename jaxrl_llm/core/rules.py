@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.checks import check_fields
+from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt, Range
 from jaxrl_llm.core.repr import layout
-from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.utils.errors import InputError
 
@@ -29,13 +30,12 @@ class Partial:
     Raises InputError for a number out of range, and for `oversample` above 1 with `train_unfinished`.
     """
 
-    oversample: float = 1.0
-    segment_tokens: int = 0
+    oversample: Annotated[float, Range(least=1, most=1024)] = 1.0
+    segment_tokens: NonNegativeInt = 0
     train_unfinished: bool = False
 
     def __post_init__(self) -> None:
-        check_number("oversample", self.oversample, least=1, most=1024)
-        check_number("segment_tokens", self.segment_tokens, least=0, most=2**31 - 1, whole=True)
+        check_fields(self)
         if self.train_unfinished and self.oversample > 1:
             raise InputError(
                 f"oversample is {self.oversample}, but must be 1 with train_unfinished, because each step trains on "
@@ -58,13 +58,9 @@ class DynamicSampling:
     """
 
     informative: Callable[[Trajectories], Array]
-    rounds: int = 10
+    rounds: Count = 10
 
     def __post_init__(self) -> None:
-        if not callable(self.informative):
-            raise InputError(
-                f"DynamicSampling: informative is {in_words(self.informative)}, but must be a function of a batch"
-            )
-        check_number("DynamicSampling: rounds", self.rounds, least=1, whole=True)
+        check_fields(self)
 
     __repr__ = layout

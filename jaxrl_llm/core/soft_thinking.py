@@ -16,10 +16,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.checks import check_fields
+from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt, Positive, Share
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.utils.errors import InputError, require_choice, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 Density = Literal["mean", "sum"]
 RECORD = 3
@@ -36,13 +37,13 @@ class SoftThinking:
     the most heavily weighed one. At temperature 0 there is no noise.
     """
 
-    top_k: int = 5
+    top_k: Count = 5
     """K: a mixture is of the most probable tokens at the sampling temperature; other filters are of ordinary tokens."""
-    top_p: float = 0.95
+    top_p: Share = 0.95
     """Of these K, the fewest that have this share of their probability, the most probable first."""
-    gumbel_temperature: float = 0.1
+    gumbel_temperature: Positive = 0.1
     """tau: towards 0 a mixture becomes one token."""
-    end: int | str = "</think>"
+    end: NonNegativeInt | str = "</think>"
     """The token that ends the thoughts: an id, or a text that is one token."""
     density: Density = "mean"
     """Over the K: "sum", the log-density of g; "mean", its mean over tokens with log p > -3 in the rollout, with
@@ -52,12 +53,9 @@ class SoftThinking:
         for name, value in vars(self).items():
             if isinstance(value, jax.Array):
                 raise InputError(f"soft thinking's {name} is an array, but is part of the program: give a plain number")
-        check_number("soft thinking's top_k", self.top_k, least=1, whole=True)
-        check_number("soft thinking's top_p", self.top_p, above=0, most=1)
-        check_number("soft thinking's gumbel_temperature", self.gumbel_temperature, above=0)
-        if not isinstance(self.end, str) or not self.end:
-            check_number("soft thinking's end, if it is no text,", self.end, least=0, whole=True)
-        require_choice("soft thinking's density", self.density, ("mean", "sum"))
+        check_fields(self)
+        if self.end == "":
+            raise InputError("end of SoftThinking is '', but must be a token: give its text or its id")
 
     __repr__ = layout
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.checks import expect, names_of, require_function
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.checks import check_fields, expect, names_of, require_function
+from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.loss_metrics import Metrics
 from jaxrl_llm.core.objective import Objective, control
 from jaxrl_llm.core.repr import Call, layout, part, record
@@ -36,12 +36,11 @@ class RunFacts:
     prompts: number of prompts in the data set; every `prompt_id` is below it. steps: iterations of the run.
     """
 
-    prompts: int | None = None
-    steps: int | None = None
+    prompts: Count | None = None
+    steps: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
-        check_number("RunFacts: prompts", self.prompts, least=1, whole=True, or_none=True)
-        check_number("RunFacts: steps", self.steps, least=0, whole=True, or_none=True)
+        check_fields(self)
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, check_number
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, part, step_part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.curriculum.excluded import Why
@@ -30,7 +30,7 @@ POOL = 65_536  # candidates of a draw
 def choose_prompts(
     *rules: RuleOf,
     noise: NonNegative = 1.0,
-    prior: tuple[float, float] = (1.0, 1.0),
+    prior: tuple[Positive, Positive] = (1.0, 1.0),
     kept: Fraction = 1.0,
     faded: Fraction = 1.0,
     pool: Count = POOL,
@@ -47,8 +47,6 @@ def choose_prompts(
     """
     for rule in rules:
         require_function("a rule of a curriculum", rule)
-    for number in prior:
-        check_number("choose_prompts: prior", number, above=0)
 
     def make(rows: Sequence[Mapping[str, Any]], seed: int) -> Curriculum:
         facts = facts_of(rows, seed)

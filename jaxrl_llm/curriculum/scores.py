@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive, Range, check_number
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive, Range
 from jaxrl_llm.core.parts import batch_part, part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.excluded import Why, where
@@ -52,15 +52,13 @@ def retry_failed(boost: Positive = 4.0, most: Count = 3) -> RuleOf:
 
 
 @part
-def mixed_sets(column: str, weights: Mapping[Any, float]) -> RuleOf:
+def mixed_sets(column: str, weights: Mapping[Any, NonNegative]) -> RuleOf:
     """Draw from several sets in proportion to their weights, and uniformly within each.
 
     column: names the set of each prompt. Raises InputError for a set without a weight.
     """
     if not weights:
         raise InputError("mixed_sets has no weights: give one of each set")
-    for name, weight in weights.items():
-        check_number(f"mixed_sets: the weight of {name!r}", weight, least=0)
 
     def make(facts: PromptFacts) -> Machine:
         names, place = sets_of(facts, column)

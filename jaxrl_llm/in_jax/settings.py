@@ -4,6 +4,7 @@ Which needs of a method the laboratory provides, and whether the method can lear
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import optax
 
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.checks import check_fields
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, Range
 from jaxrl_llm.core.needs import asks_for
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.shapes import in_words
@@ -27,33 +28,35 @@ from jaxrl_llm.rollouts.programs import MEMBERS
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.keywords import settings_class
 
+Size = Annotated[int, Range(least=1, most=2**20)]
+
 
 @settings_class()
 @dataclass(frozen=True)
 class LabSettings:
     """What shapes a run; other numbers need another compilation."""
 
-    iterations: int = 100
+    iterations: Size = 100
     """Batches, each sampled by the newest policy."""
-    prompts: int = 16
+    prompts: Size = 16
     """Prompts of a batch."""
-    group_size: int = 8
+    group_size: Size = 8
     """Completions of each prompt."""
-    epochs: int = 1
+    epochs: Size = 1
     """Passes over a batch."""
-    minibatches: int = 1
+    minibatches: Size = 1
     """Gradient steps of a pass; whole groups each."""
-    learning_rate: float = 1e-3
+    learning_rate: NonNegative = 1e-3
     """Of Adam, where the hyper-parameters of a run do not say otherwise."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     """Gradients are scaled down to this global norm."""
-    critic_rate: float = 1.0
+    critic_rate: NonNegative = 1.0
     """Learning rate of a critic's own weights, as a multiple of the policy's."""
-    hidden: int = 32
+    hidden: Size = 32
     """Width of the decoder; its inner width is twice that."""
-    layers: int = 2
+    layers: Size = 2
     """Layers of the decoder."""
-    heads: int = 2
+    heads: Size = 2
     """Attention heads."""
     exact: bool = True
     """Under `vmap` runs take turns, and are bit by bit what they are alone. False computes them side by side: sums
@@ -67,11 +70,6 @@ def check_settings(settings: LabSettings) -> None:
     """InputError for a number that is not whole, out of its range, or does not fit another."""
     if not isinstance(settings, LabSettings):
         raise InputError(f"settings must be in_jax.train.LabSettings, but is {in_words(settings)}")
-    for name in ("iterations", "prompts", "group_size", "epochs", "minibatches", "hidden", "layers", "heads"):
-        check_number(name, getattr(settings, name), least=1, most=2**20, whole=True)
-    check_number("learning_rate", settings.learning_rate, least=0)
-    check_number("max_grad_norm", settings.max_grad_norm, above=0)
-    check_number("critic_rate", settings.critic_rate, least=0)
     check_fields(settings)
     if settings.prompts % settings.minibatches:
         raise InputError(f"minibatches is {settings.minibatches}, but must divide the {settings.prompts} prompts")

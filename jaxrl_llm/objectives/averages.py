@@ -13,7 +13,7 @@ from typing import Any, Concatenate
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import AverageName, AverageOver
+from jaxrl_llm.core.annotations import AverageName, AverageOver, PositiveNumber
 from jaxrl_llm.core.arguments.checks import makes, names_of
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
 from jaxrl_llm.core.buckets import bucket_sums
@@ -142,14 +142,12 @@ def sequence_sum(values: Array, batch: Trajectories) -> Array:
 
 
 @part
-def constant(length: float | Array | str | None) -> Average:
+def constant(length: PositiveNumber | str | None) -> Average:
     """Sum over all tokens / (sequences * length), length a constant: no length bias (Dr. GRPO, 2503.20783).
 
     Counts every sequence with an action, even if all of its tokens were dropped. length: a number above 0 (else
     InputError), the name of a control, or None for the longest row of the batch.
     """
-    if not isinstance(length, str):
-        check_number("length", length, above=0, or_none=True)
     name = "longest" if length is None else length
 
     def average(values: Array, batch: Trajectories) -> Array:

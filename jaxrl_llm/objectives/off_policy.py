@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, check_number
+from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.core.parts import Array, Metrics, Objective, Transform, part, stateless, stateless_part
@@ -77,7 +77,7 @@ def importance_correction(
     level: Level = "token",
     mode: Mode = "truncate",
     low: Number = 0.0,
-    high: Number = 2.0,
+    high: PositiveNumber = 2.0,
     *,
     normalise: Literal["none", "token", "sequence"] = "none",
     leave_count: bool = False,
@@ -89,8 +89,6 @@ def importance_correction(
     by the mean over sequences of their mean weights ("sequence"). leave_count: exclude rejected tokens from the
     averages' denominators (verl); otherwise they count there with value 0 (TRL, AReaL).
     """
-    check_number("lower bound", low)
-    check_number("upper bound", high, above=0)
 
     def apply(batch: Trajectories) -> Trajectories:
         w = importance_weight(mismatch(batch), batch.loss_weights != 0, level, mode, low, high)

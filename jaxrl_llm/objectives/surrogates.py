@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import AboveOne, Number, Positive, PositiveNumber, check_bounds
+from jaxrl_llm.core.annotations import (
+    AboveOne,
+    Fraction,
+    NonNegative,
+    NonNegativeNumber,
+    Number,
+    Positive,
+    PositiveNumber,
+)
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part, surrogate_part
 from jaxrl_llm.core.repr import layout
@@ -55,13 +63,12 @@ class Clip:
 
 
 @part
-def clip(low: float = 0.2, high: float | None = None, dual: AboveOne | None = None) -> Surrogate:
+def clip(low: Fraction = 0.2, high: NonNegative | None = None, dual: AboveOne | None = None) -> Surrogate:
     """PPO's clipped surrogate; high > low is DAPO's clip-higher. Both at least 0, low at most 1; high defaults to low.
 
     dual > 1 bounds the loss where A < 0 and the ratio is large: max(value, dual * A) (dual clip, 1912.09729).
     """
-    low, high = check_bounds("clip", low, high, most=1)
-    return Clip(low, high, dual)
+    return Clip(low, low if high is None else high, dual)
 
 
 def soft_gated_value(ratio: jax.Array, advantages: jax.Array, positive: Number, negative: Number) -> jax.Array:
@@ -100,12 +107,12 @@ def one_sided_log(log_ratio: jax.Array, advantages: jax.Array, low: Number, high
 
 
 @part
-def geometric_clip(low: Number = 0.4, high: Number | None = None) -> Surrogate:
+def geometric_clip(low: NonNegativeNumber = 0.4, high: NonNegativeNumber | None = None) -> Surrogate:
     """g A on each token, g = exp(mean over the row of `one_sided_log`): log-ratios are clipped before the mean.
 
     low, high >= 0 bound log-ratios: ratios stay in [exp(-low), exp(high)]; high defaults to low. Expects token ratios.
     """
-    low, high = check_bounds("clip", low, high)
+    high = low if high is None else high
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A, d = batch.need("advantages"), jnp.log(ratio)
@@ -165,9 +172,11 @@ def gradient_preserving_value(ratio: jax.Array, advantages: jax.Array, low: Numb
 
 
 @part
-def gradient_preserving_clip(low: float = 0.2, high: float | None = None, dual: AboveOne | None = None) -> Surrogate:
+def gradient_preserving_clip(
+    low: Fraction = 0.2, high: NonNegative | None = None, dual: AboveOne | None = None
+) -> Surrogate:
     """`gradient_preserving_value`, optionally with a dual clip. low in [0, 1], high >= 0 (default: low), dual > 1."""
-    low, high = check_bounds("clip", low, high, most=1)
+    high = low if high is None else high
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A = batch.need("advantages")

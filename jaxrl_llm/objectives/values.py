@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.core.annotations import Number, Positive, PositiveNumber, Range
+from jaxrl_llm.core.annotations import Count, Number, Positive, PositiveNumber, Range
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, batch_part, part, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, control
 from jaxrl_llm.objectives.averages import Average, Mean, as_average, average_part, averaged, token_mean
@@ -90,7 +90,7 @@ def value_loss(
     error: Error | Sequence[Error] = half_square,
     of: Literal["max", "mean"] = "max",
     combine: Callable[[Array], Array] | None = None,
-    heads: int = 1,
+    heads: Count = 1,
 ) -> Objective:
     """average(clipped_error) of the critic's values against `batch.returns`; clip None: average(e(V - R)).
 
@@ -140,7 +140,7 @@ def value_loss(
 
 
 @part
-def head_value_loss(heads: int, clip: Positive | None = 0.2) -> Objective:
+def head_value_loss(heads: Count, clip: Positive | None = 0.2) -> Objective:
     """sum_h mean over the tokens that train head h of 1/2 (V_h - R_h)^2, or its clipped form (`clipped_error`).
 
     R: info["head_returns"] f32[N, L, H], NaN where a head is not trained. The control "head_turns" f32[H] is how many

@@ -11,7 +11,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber, check_bounds, check_number
+from jaxrl_llm.core.annotations import NonNegativeNumber, Number, PositiveNumber
 from jaxrl_llm.core.parts import Array, Trajectories, part, step_part
 from jaxrl_llm.utils.errors import require_choice
 
@@ -21,29 +21,28 @@ MIN_RATIO = 1e-8  # lower bound of a sequence's ratio, as in the code of VESPO
 
 
 @part
-def clipped(low: Number, high: Number | None = None) -> Weight:
+def clipped(low: NonNegativeNumber, high: NonNegativeNumber | None = None) -> Weight:
     """clip(rho, 1 - low, 1 + high): every token keeps its gradient (CISPO, 2506.13585).
 
     low >= 1: no lower bound. high defaults to low.
     """
-    low, high = check_bounds("clip", low, high)
+    high = low if high is None else high
     return lambda ratio, batch: jnp.clip(ratio, 1 - low, 1 + high)
 
 
 @part
-def capped(cap: Number) -> Weight:
+def capped(cap: PositiveNumber) -> Weight:
     """min(rho, cap): truncated importance sampling. cap > 0."""
-    check_number("cap", cap, above=0)
     return lambda ratio, batch: jnp.minimum(ratio, cap)
 
 
 @part
-def within(low: Number, high: Number | None = None) -> Weight:
+def within(low: NonNegativeNumber, high: NonNegativeNumber | None = None) -> Weight:
     """0 where PPO's clip removes the gradient: A > 0 and rho > 1 + high, or A < 0 and rho < 1 - low; else 1.
 
     high defaults to low.
     """
-    low, high = check_bounds("clip", low, high)
+    high = low if high is None else high
 
     def weight(ratio: Array, batch: Trajectories) -> Array:
         A = batch.need("advantages")
@@ -92,11 +91,13 @@ def small_moves(
 
 
 @part
-def within_divergence(low: Number, high: Number | None = None, divergence: Literal["tv", "kl"] = "tv") -> Weight:
+def within_divergence(
+    low: NonNegativeNumber, high: NonNegativeNumber | None = None, divergence: Literal["tv", "kl"] = "tv"
+) -> Weight:
     """1 where `small_moves`, else 0. The ratio must be to the behaviour policy. Both bounds at least 0; high
     defaults to low.
     """
-    low, high = check_bounds("threshold", low, high)
+    high = low if high is None else high
 
     def weight(ratio: Array, batch: Trajectories) -> Array:
         p0 = jnp.exp(jnp.where(batch.loss_weights != 0, batch.behaviour_logp, 0.0))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.parts import Trajectories, Transform, batch_part, part, stateless
 from jaxrl_llm.core.trajectory import without_rows
 from jaxrl_llm.utils.errors import InputError, unknown
@@ -71,15 +71,13 @@ def row_lengths(batch: Trajectories) -> jax.Array:
 
 @part
 def soft_overlong_penalty(
-    max_tokens: int, buffer: int, lengths: Callable[[Trajectories], jax.Array] = row_lengths
+    max_tokens: Count, buffer: Count, lengths: Callable[[Trajectories], jax.Array] = row_lengths
 ) -> Transform:
     """Add `overlong_penalty` to the combined reward. InputError unless 0 < buffer <= max_tokens.
 
     lengths: batch -> f32[N], of each row by default; `algorithms.agents.grpo_tcr.episode_lengths` for several.
     """
-    for name, value in (("max_tokens", max_tokens), ("buffer", buffer)):
-        check_number(f"soft_overlong_penalty: {name}", value, least=1)
-    if not 0 < buffer <= max_tokens:
+    if buffer > max_tokens:
         raise InputError(f"soft_overlong_penalty: buffer is {buffer}, but must be from 1 to max_tokens ({max_tokens})")
 
     def add(batch: Trajectories) -> Trajectories:

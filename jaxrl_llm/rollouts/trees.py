@@ -21,7 +21,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, known_scores, sampled_ids
 from jaxrl_llm.rollouts.programs import scored_whole
 from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
-from jaxrl_llm.utils.errors import InputError, require_choice, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 BOXED = re.compile(r"\\boxed\{[^{}]*\}")
 Path = tuple[Episode, int]  # a path of a tree, and its number of segments
@@ -236,7 +236,6 @@ def valued(
     state_value, the value at the segment's beginning; NaN if none of its completions was scored. of: which policy draws
     the completions from the states, and so whose values they are; the samples are always of the policy that learns.
     """
-    require_choice("policy of the values", of, ("policy", "reference"))
     by_reference = of == "reference"
 
     def cuts(tools: Tools, episode: Episode) -> list[int]:

@@ -199,5 +199,5 @@ def test_the_parts_of_an_algorithm_are_of_their_types() -> None:
         algorithms.Algorithm(parts.objective, parts.transform)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="an algorithm's strategy must be of the type Partial"):
         dataclasses.replace(parts, strategy="partial")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="DynamicSampling: rounds is 0"):
+    with pytest.raises(InputError, match="rounds of DynamicSampling is 0"):
         algorithms.DynamicSampling(lambda batch: batch.truncated, rounds=0)

@@ -122,7 +122,7 @@ def test_points_that_shape_the_program_are_run_one_by_one(method: str, name: str
 
 def test_what_a_method_refuses_is_its_outcome() -> None:
     (found,) = outcomes("grpo", clip_low=(2.0,))
-    assert "clip low is 2.0" in found.error
+    assert "low of clip is 2.0" in found.error
     assert found.measures == {}
     (found,) = outcomes("rloo", learning_rate=(-1.0,))
     assert "learning_rate" in found.error

@@ -131,7 +131,7 @@ def test_unknown_choices_are_refused() -> None:
         importance_correction("turn")
     with pytest.raises(InputError, match="mode"):
         importance_correction(mode="drop")
-    with pytest.raises(InputError, match="upper bound"):
+    with pytest.raises(InputError, match="high of importance_correction is 0"):
         importance_correction(high=0.0)
     with pytest.raises(InputError, match="estimator"):
         divergence_rejection(0.1, "k1")

@@ -87,7 +87,7 @@ def test_only_failures_with_a_teacher_are_distilled() -> None:
 
 
 def test_numbers_out_of_range_are_refused() -> None:
-    with pytest.raises(InputError, match="top is 0"):
+    with pytest.raises(InputError, match="top of self_distillation is 0"):
         self_distillation(top=0)
-    with pytest.raises(InputError, match=r"share is 1\.5"):
+    with pytest.raises(InputError, match=r"share of self_distillation is 1\.5"):
         self_distillation(share=1.5)

@@ -109,7 +109,7 @@ def test_a_huge_ratio_with_a_bad_advantage_is_finite() -> None:
     ("low", "high"), [(-0.1, 0.2), (1.1, 0.2), (0.2, -0.1), (float("nan"), 0.2), (0.2, float("nan"))]
 )
 def test_a_range_that_makes_no_sense_is_refused(low: float, high: float) -> None:
-    with pytest.raises(InputError, match=r"clip (low|high) is"):
+    with pytest.raises(InputError, match=r"(low|high) of clip is"):
         clip(low, high)
 
 

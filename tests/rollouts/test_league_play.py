@@ -86,7 +86,7 @@ def test_a_league_keeps_the_first_policy_and_the_last_snapshots() -> None:
 
 
 def test_what_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(InputError, match="a size of 2 at least"):
+    with pytest.raises(InputError, match="size of League is 1, but must be at least 2"):
         League(1)
     alone = agent(lambda row: TextGame(GAME))
     for rollout in (group(), alone):

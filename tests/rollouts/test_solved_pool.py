@@ -91,7 +91,7 @@ def test_it_goes_on_from_a_checkpoint_and_draws_shuffled_epochs() -> None:
 
 
 def test_wrong_settings_are_named() -> None:
-    with pytest.raises(InputError, match="pool is 0, but must be at least 1"):
+    with pytest.raises(InputError, match="pool of solved_examples is 0, but must be at least 1"):
         solved_examples(pool=0)
-    with pytest.raises(InputError, match="examples is -1, but must be at least 0"):
+    with pytest.raises(InputError, match="examples of solved_examples is -1, but must be at least 0"):
         solved_examples(-1)

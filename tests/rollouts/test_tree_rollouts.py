@@ -183,7 +183,7 @@ def test_values_of_the_reference_are_drawn_by_it_and_nothing_else_is() -> None:
     (failed,) = Ran(begin([3], 2), Rule(), rollout).found.groups
     assert failed.failed, "it must be declared"
     assert [episode.size for episode in failed.episodes] == [64, 64]
-    with pytest.raises(InputError, match="unknown policy of the values 'teacher'"):
+    with pytest.raises(InputError, match="unknown of of valued 'teacher'"):
         valued(of="teacher")  # type: ignore[arg-type]
 
 

@@ -168,7 +168,7 @@ def test_the_worked_example_of_the_paper_s_code(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"rank": 0}, {"reuse": -1}, {"seed": -1}, {"rank": 1.5}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"a population's {next(iter(wrong))} "):
+    with pytest.raises(InputError, match=f"{next(iter(wrong))} of Population is "):
         Population(**wrong)
 
 

@@ -210,10 +210,11 @@ def test_what_cannot_work_is_refused_in_one_line(policy: Policy, others: dict[st
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"top_k": 0}, "soft thinking's top_k"),
-        ({"top_p": 0.0}, "soft thinking's top_p"),
-        ({"gumbel_temperature": 0.0}, "soft thinking's gumbel_temperature"),
-        ({"end": -2}, "soft thinking's end"),
+        ({"top_k": 0}, "top_k of SoftThinking is 0"),
+        ({"top_p": 0.0}, "top_p of SoftThinking is 0"),
+        ({"gumbel_temperature": 0.0}, "gumbel_temperature of SoftThinking is 0"),
+        ({"end": -2}, "end of SoftThinking is -2"),
+        ({"end": ""}, "end of SoftThinking is ''"),
         ({"density": "median"}, "density"),
         ({"top_p": jnp.float32(0.5)}, "is an array, but is part of the program"),
     ],

@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.advantages.multipliers import capped_bonus, row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, check_number
+from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.core.source import Step
@@ -87,7 +87,11 @@ EXAMPLE = "Problem: {problem}\nSolution: {solution}"
 
 @part
 def solved_examples(
-    examples: int = 2, pool: int = 1000, success: float = 0.0, column: str = "solved_examples", text: str = EXAMPLE
+    examples: NonNegativeInt = 2,
+    pool: Count = 1000,
+    success: float = 0.0,
+    column: str = "solved_examples",
+    text: str = EXAMPLE,
 ) -> RuleOf:
     """Give each row solved problems of the steps before, like the prompt's own, in a column.
 
@@ -97,8 +101,6 @@ def solved_examples(
     problem. Prompts of token ids have no text, and neither give nor get examples. Nothing is computed where `examples`
     is 0. The metric curriculum/pool is the number of problems in the pool.
     """
-    check_number("examples", examples, least=0, whole=True)
-    check_number("pool", pool, least=1, whole=True)
 
     def make(facts: PromptFacts) -> Machine:
         rows = facts.rows

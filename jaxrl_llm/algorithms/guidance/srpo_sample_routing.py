@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import Code, NonNegative, Ours, Paper, Positive, check_number
+from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, part, stateless_part, surrogate_part
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.transform import Metrics, Objective
@@ -22,8 +22,8 @@ def srpo_sample_routing(
     strength: Paper[NonNegative] = 1.0,
     success: Paper[float] = 0.5,
     decay: Code[NonNegative] = 0.95,
-    share: Code[float] = 0.5,
-    top: Code[int] = 100,
+    share: Code[Fraction] = 0.5,
+    top: Code[Count] = 100,
     cap: Code[float] = 2.0,
     column: Ours[str | None] = None,
     clip_low: Ours[NonNegative] = 0.2,
@@ -93,15 +93,13 @@ def unless_distilled(
 
 
 @part
-def self_distillation(top: int = 100, share: float = 0.5, cap: Positive = 2.0) -> Objective:
+def self_distillation(top: Count = 100, share: Fraction = 0.5, cap: Positive = 2.0) -> Objective:
     """Token mean, over all tokens, of w sg(min(rho, cap)) D(p, q) on the rows that were chosen.
 
     D: `generalised_jsd` with beta = share. p: the policy, q: the teacher, each of the `top` most probable tokens of the
     policy before the update and of the rest. w: of `route_failures`. rho: `token_ratio`. Metric "distil/divergence":
     the mean divergence of those tokens, without w and rho, times their share.
     """
-    check_number("top", top, least=1, whole=True)
-    check_number("share", share, least=0, most=1)
     ratio, mean = token_ratio(), token_mean()
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:

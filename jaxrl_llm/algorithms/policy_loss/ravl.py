@@ -13,12 +13,11 @@ from jaxrl_llm.advantages.returns import (
     terminal_rewards,
 )
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
-from jaxrl_llm.core.annotations import Code, Count, Fraction, FractionNumber, NonNegative, Ours, Positive
+from jaxrl_llm.core.annotations import AtLeastTwo, Code, Fraction, FractionNumber, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, part, totals_of
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.transform import Objective, Transform, chain, stateless
 from jaxrl_llm.objectives import clipped_policy, coupled, needed_output, value_loss
-from jaxrl_llm.utils.errors import InputError
 
 
 @method(paper="arXiv 2402.12527", test="test_ravl.py::test_it_is_the_loop")
@@ -28,7 +27,7 @@ from jaxrl_llm.utils.errors import InputError
     "a model of the world, and actions that are vectors",
 )
 def ravl(
-    heads: Code[Count] = 10,
+    heads: Code[AtLeastTwo] = 10,
     diversity: Code[NonNegative] = 1.0,
     rate: Ours[Fraction] = 0.05,
     gamma: Ours[Fraction] = 1.0,
@@ -76,21 +75,14 @@ def ravl(
     )
 
 
-def check_heads(heads: int) -> None:
-    """InputError for fewer than two."""
-    if heads < 2:
-        raise InputError(f"heads is {heads}, but must be at least 2, to have an ensemble")
-
-
 @part
-def edge_advantages(heads: Count = 10, gamma: FractionNumber = 1.0, lam: FractionNumber = 0.95) -> Transform:
+def edge_advantages(heads: AtLeastTwo = 10, gamma: FractionNumber = 1.0, lam: FractionNumber = 0.95) -> Transform:
     """Generalised advantages with the mean of the ensemble, bootstrapped from its minimum where a limit cut a row.
 
     Both returns and advantages are 0 on rows without a score. info["value_weights"] f32[N, L], the weights of
     `value_loss`, are 0 on the last action of rows that were cut; their sum is the number of rows with an action. Writes
     the control "explained_variance". The minimum is of the target critic.
     """
-    check_heads(heads)
 
     def apply(batch: Trajectories) -> Trajectories:
         V, lowest = head_mean(batch.need("values")), jnp.min(batch.need("target_values"), axis=-1)
@@ -129,9 +121,8 @@ def mean_cosine(D: Array, epsilon: float = 1e-12) -> Array:
 
 
 @part
-def edge_diversity(heads: Count = 10) -> Objective:
+def edge_diversity(heads: AtLeastTwo = 10) -> Objective:
     """`mean_cosine` of `steps_over_the_edge`, of all rows of the batch; metric "value/cosine"."""
-    check_heads(heads)
 
     def score(outputs: PolicyOutputs, batch: Trajectories) -> Array:
         return steps_over_the_edge(needed_output(outputs, "values", "the diversity"), batch)

@@ -9,13 +9,14 @@ from jaxrl_llm.core.annotations import (
     AtLeastOne,
     Estimator,
     Fraction,
+    FractionNumber,
     NonNegative,
     NonNegativeInt,
+    NonNegativeNumber,
     Number,
     Range,
     Source,
     ZeroOrOne,
-    check_bounds,
 )
 from jaxrl_llm.core.arguments.hyperparameters import Ours, Paper
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
@@ -94,14 +95,17 @@ def reset_at(step: NonNegativeInt) -> ReferenceRule:
 
 @part
 def centred_clip(
-    low: Number = 0.2, high: Number | None = None, of: Source = "old", over: Source = "behaviour"
+    low: FractionNumber = 0.2,
+    high: NonNegativeNumber | None = None,
+    of: Source = "old",
+    over: Source = "behaviour",
 ) -> Surrogate:
     """min(rho A, clip(rho, c - low, c + high) A) with c = pi_of / pi_over of the token (2507.06892).
 
     rho is against `over`, the policy that drew the token; the trust region is centred on `of`. c = 1 where the two are
     equal. high defaults to low. The objective's `needs` must include the batch field of `of`.
     """
-    low, high = check_bounds("clip", low, high, most=1)
+    high = low if high is None else high
     for name in (of, over):
         needed(name)  # InputError for another name
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import DivergenceName, dpo
-from jaxrl_llm.core.annotations import NonNegative, Ours, Paper, Positive, check_number
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives import PairLoss, averaged, token_mean
 
@@ -25,7 +25,7 @@ def likelihood_overopt_indicators(
     beta: Paper[Positive] = 0.1,
     likelihood: Paper[NonNegative] = 0.0,
     f_divergence: Ours[DivergenceName] = "reverse_kl",
-    top: Ours[int] = 10,
+    top: Ours[Count] = 10,
 ) -> Algorithm:
     """Likelihood over-optimisation indicators for direct alignment.
 
@@ -45,9 +45,8 @@ def likelihood_overopt_indicators(
 
 
 @part
-def indicators(top: int = 10) -> Objective:
+def indicators(top: Count = 10) -> Objective:
     """No loss, and the metrics of the `top` most probable tokens of the weights before the update, see above."""
-    check_number("top", top, least=1, whole=True)
     mean = token_mean()
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:

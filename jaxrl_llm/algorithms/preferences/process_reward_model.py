@@ -2,7 +2,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
-from jaxrl_llm.core.annotations import Code, Count
+from jaxrl_llm.core.annotations import AtLeastTwo, Code
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
 from jaxrl_llm.objectives import averaged, needed_output, token_mean
@@ -18,7 +18,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 @method(paper="arXiv 2305.20050", test="test_process_rewards.py::test_process_reward_model_by_loop")
 @run_settings(*given_responses(1))
 def process_reward_model(
-    separator: Code[str] = "\n", only_last: Code[bool] = False, classes: Code[Count] = 2
+    separator: Code[str] = "\n", only_last: Code[bool] = False, classes: Code[AtLeastTwo] = 2
 ) -> Algorithm:
     """Process reward model (PRM).
 
@@ -57,11 +57,9 @@ def _labels(batch: Trajectories) -> Array:
 
 
 @part
-def step_classes(classes: int = 2) -> Objective:
+def step_classes(classes: AtLeastTwo = 2) -> Objective:
     """The mean over labelled steps of -log softmax of their scores, one for each of two classes or more. Metric:
     "mean_token_accuracy", of these labels."""
-    if classes < 2:
-        raise InputError(f"classes is {classes}, but a step has two at least")
     mean = token_mean()
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:

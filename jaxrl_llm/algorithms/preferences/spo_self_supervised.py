@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import dpo
-from jaxrl_llm.core.annotations import NonNegative, Ours, Positive, check_number
+from jaxrl_llm.core.annotations import AtLeastTwo, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives import PairLoss, needed_output
 from jaxrl_llm.objectives.preference.reward_models import class_loss
@@ -27,7 +27,7 @@ BETWEEN = 0.5  # reward of a degraded response: of a group, the best and the wor
     exactly("critic", "shared", "a head on the policy"),
 )
 def spo_self_supervised(
-    degrees: Ours[int] = 4,
+    degrees: Ours[AtLeastTwo] = 4,
     weight: Ours[NonNegative] = 0.1,
     beta: Ours[Positive] = 0.1,
     loss: Ours[str | PairLoss] = "sigmoid",
@@ -49,10 +49,9 @@ def spo_self_supervised(
 
 
 @part
-def degree_loss(degrees: int) -> Objective:
+def degree_loss(degrees: AtLeastTwo) -> Objective:
     """-log softmax of the head's value for a row's degree info["degree"] at its last action, a mean over the rows that
     have one (NaN: none). Metrics: "degree/loss" and "degree/accuracy"."""
-    check_number("degrees", degrees, least=2, whole=True)
 
     def degrees_of(batch: Trajectories) -> Array:
         """int32[N], negative for none."""
@@ -74,7 +73,7 @@ def degree_loss(degrees: int) -> Objective:
 
 
 @program_part("in_degrees({degrees})", {"degree"}, ("chosen", "rejected"), lambda degrees: given_rows(2 * degrees))
-async def in_degrees(tools: Tools, task: Task, degrees: int) -> list[Episode]:
+async def in_degrees(tools: Tools, task: Task, degrees: AtLeastTwo) -> list[Episode]:
     """The columns `chosen` and `rejected` of each row, and both without a part of their keywords: 2 * degrees episodes.
 
     They have info["degree"], 0 to degrees - 1. InputError for a response without a text at its end.

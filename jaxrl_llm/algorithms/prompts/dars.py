@@ -5,7 +5,7 @@ from typing import Literal
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import Code, Divisor, NonNegative, check_number
+from jaxrl_llm.core.annotations import AtLeastTwo, Code, Divisor, NonNegative
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.episode import known_scores
@@ -15,7 +15,7 @@ from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_p
 @method(paper="arXiv 2508.13755", test="test_own_rollouts.py::test_dars_samples_more_of_a_prompt_the_fewer_are_right")
 def dars(
     rule: Code[Literal["equal", "hard"]] = "equal",
-    most_samples: Code[int | None] = None,
+    most_samples: Code[AtLeastTwo | None] = None,
     scale: Code[Divisor] = "none",
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.2,
@@ -64,14 +64,13 @@ def extra_samples(rate: float, first: int, most: int, rule: Literal["equal", "ha
     demands=lambda most, **_: Demands(variable_size=True, max_episodes=lambda G: max(G, most)),
 )
 async def topped_up(
-    tools: Tools, task: Task, most: int = 32, rule: Literal["equal", "hard"] = "equal", scaled: bool = False
+    tools: Tools, task: Task, most: AtLeastTwo = 32, rule: Literal["equal", "hard"] = "equal", scaled: bool = False
 ) -> list[Episode]:
     """A group of samples, and a second stage with more of them for prompts that fewer than half of the first solve.
 
     See `extra_samples` for their number; `most` bounds the group. The success rate is the mean reward of the first
     samples, each clipped to [0, 1]; without a score there is no second stage. Groups differ in size.
     """
-    check_number("topped_up: most", most, least=2, whole=True)
     first = await scored_samples(tools, task.prompt, range(task.samples))
     rate = success_rate(first)
     extra = 0 if rate is None else extra_samples(rate, len(first), most, rule, scaled)

@@ -5,7 +5,7 @@ import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
-from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, check_number
+from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum.budgets import apportion
 from jaxrl_llm.curriculum.compose import choose_prompts
@@ -57,16 +57,13 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
 
 
 @part
-def hardest_in_phases(first_steps: Count, phases: Sequence[tuple[int, int]], times: Count = 1) -> RuleOf:
+def hardest_in_phases(first_steps: Count, phases: Sequence[tuple[Count, Count]], times: Count = 1) -> RuleOf:
     """All prompts for `first_steps` steps, then phases with the hardest ones only, each with `times` as many samples.
 
     phases: (n, steps) of each. A phase has those n prompts of the one before whose last group had the lowest mean
     reward; ties are broken at random, and prompts without a group come last. The last phase lasts to the end of the
     run. In phases a step has fewer prompts, so that the number of its samples stays.
     """
-    for n, steps in phases:
-        check_number("hardest_in_phases: the prompts of a phase", n, least=1, whole=True)
-        check_number("hardest_in_phases: the steps of a phase", steps, least=1, whole=True)
     starts = np.cumsum([first_steps, *(steps for _, steps in phases)])[:-1] if phases else np.zeros(0, np.int64)
 
     def make(facts: PromptFacts) -> Machine:

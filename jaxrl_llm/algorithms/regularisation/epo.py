@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import AtLeastOne, AverageName, Code, NonNegative, Number, OfRun, Paper, check_number
+from jaxrl_llm.core.annotations import AtLeastOne, AverageName, Code, NonNegative, Number, OfRun, Paper
 from jaxrl_llm.core.parts import Array, Objective, State, Trajectories, Transform, chain, part, totals_of, weighted
 from jaxrl_llm.objectives import entropy, entropy_corridor
 from jaxrl_llm.objectives.averages import average_part
@@ -16,8 +16,8 @@ from jaxrl_llm.objectives.ratios import over_span
 def epo(
     entropy_coefficient: Paper[NonNegative] = 0.001,
     smoothing: Paper[float] = 0.1,
-    corridor_low: Paper[float] = 0.0,
-    corridor_high: Paper[float] = 2.0,
+    corridor_low: Paper[NonNegative] = 0.0,
+    corridor_high: Paper[NonNegative] = 2.0,
     decay: Code[NonNegative] = 3.0,
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.2,
@@ -79,15 +79,14 @@ def phase_weight(k: Number, total: Number, decay: Number) -> Array:
 
 
 @part
-def corridor_of_history(low: Number, high: Number, strength: Number, total: Number, decay: Number) -> Transform:
+def corridor_of_history(
+    low: NonNegative, high: NonNegative, strength: Number, total: AtLeastOne, decay: Number
+) -> Transform:
     """Write a corridor around the mean token entropy H of past updates as controls.
 
     "entropy_low" = low H, "entropy_high" = high H, and "corridor" = strength * `phase_weight`, 0 before the first
     update.
     """
-    check_number("corridor_low", low, least=0)
-    check_number("corridor_high", high, least=0)
-    check_number("total_steps", total, least=1)
 
     def apply(history: History, batch: Trajectories) -> tuple[State, Trajectories]:
         history = with_last(history, batch, "entropy")

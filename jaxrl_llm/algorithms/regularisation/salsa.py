@@ -5,7 +5,7 @@ import jax
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import Code, NonNegative, OfRun, Positive, Recalled, check_number
+from jaxrl_llm.core.annotations import Code, Fraction, NonNegative, OfRun, Positive, Recalled
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
 
@@ -22,7 +22,7 @@ def names_of(models: str | None) -> list[str]:
 @method(paper="arXiv 2411.01798", test="test_moving_reference.py::test_salsa_is_ppo_with_the_soup_as_reference")
 def salsa(
     other: OfRun[str | None] = None,
-    share: Recalled[float] = 0.5,
+    share: Recalled[Fraction] = 0.5,
     kl_coefficient: Code[NonNegative] = 0.05,
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.2,
@@ -53,12 +53,11 @@ def salsa(
 
 
 @part
-def soup(*models: str, share: float = 0.5, option: str | None = None) -> ReferenceRule:
+def soup(*models: str, share: Fraction = 0.5, option: str | None = None) -> ReferenceRule:
     """The average of weights: `share` of the initial policy, and equal parts of the other models.
 
     option: see `ReferenceRule`. Raises InputError unless share is within [0, 1].
     """
-    check_number("soup: share", share, least=0, most=1)
 
     def init(initial: Params, others: Sequence[Params]) -> Params:
         rest = (1 - share) / max(len(others), 1)

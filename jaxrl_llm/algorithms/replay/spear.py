@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, keep_stored_advantages, replayed_rows, truncated_rows
 from jaxrl_llm.algorithms.method import Algorithm, beside, method
-from jaxrl_llm.core.annotations import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive, check_number
+from jaxrl_llm.core.annotations import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive
 from jaxrl_llm.core.arguments.hyperparameters import Code, OfRun, Paper
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, counted_part, part
@@ -156,12 +156,11 @@ def own_good_rows(
 
 
 @part
-def with_call_reward(replay: Replay, each: float = 0.1, steps: Positive = 200.0) -> Replay:
+def with_call_reward(replay: Replay, each: NonNegative = 0.1, steps: Positive = 200.0) -> Replay:
     """The replay after each row's reward is raised by `call_reward` of its episode's calls of tools, which fades.
 
     Rows that are stored keep the reward that they had. A batch without info["calls"] stays as it is.
     """
-    check_number("each", each, least=0)
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         if (calls := (scored.batch.info or {}).get("calls")) is not None:

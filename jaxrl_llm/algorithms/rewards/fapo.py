@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, run_needs
-from jaxrl_llm.core.annotations import AboveOne, AtLeastOne, Code, NonNegative, OfRun, Ours, Paper, Range, check_number
+from jaxrl_llm.core.annotations import AboveOne, AtLeastOne, Code, Fraction, NonNegative, OfRun, Ours, Paper, Range
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rewards import transforms as rewards
@@ -23,7 +23,7 @@ from jaxrl_llm.utils.errors import is_off
 def fapo(
     penalty: Paper[Annotated[float, Range(least=0, most=2)]] = 1.0,
     success: Ours[float] = 0.5,
-    overlong_share: Code[float] = 0.5,
+    overlong_share: Code[Fraction] = 0.5,
     clip_low: Code[NonNegative] = 0.2,
     clip_high: Code[NonNegative] = 0.28,
     dual_clip: Code[AboveOne] = 10.0,
@@ -53,7 +53,6 @@ def fapo(
     longest: Any = 8192.0 if max_length is None else max_length
     steps = [rewards.rescore(graded_by_soundness(success, penalty), {"sound"})]
     if not is_off(overlong_share):
-        check_number("overlong_share", overlong_share, above=0, most=1)
         steps.append(rewards.rescore(with_overlong_penalty(longest, overlong_share)))
     objective = clipped_policy(clip_low, clip_high, dual=dual_clip)
     rollout = None if judge is None else with_first_errors(judge, success)

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import AtLeastOne, Code, NonNegative, Number, OfRun, Ours, check_number
+from jaxrl_llm.core.annotations import AtLeastOne, Code, NonNegative, Number, OfRun, Ours
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clipped_policy, sequence_mean
 from jaxrl_llm.rewards.transforms import component_of, other_components, rescore
@@ -38,7 +38,6 @@ def open_rs(
     answers; the training script, whose numbers these are, the other way.
     """
     longest = 3584 if max_length is None else max_length
-    check_number("max_length", longest, above=0)
     composed = length_graded(accuracy, success, accuracy_weight, format_weight, longest, right, worst)
     objective = clipped_policy(clip_low, clip_high, sequence_mean(), kl_coefficient=kl_coefficient)
     return Algorithm(chain(rescore(composed), group_relative()), objective)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.core.annotations import Code, NonNegativeNumber, Number, Paper, PositiveNumber, Scale
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_bounds
+from jaxrl_llm.core.annotations import Code, FractionNumber, NonNegativeNumber, Number, Paper, PositiveNumber, Scale
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.parts import Array, Trajectories, counted_part, part
 from jaxrl_llm.objectives import imitation, kl, log_probability, policy_gradient, token_mean, token_ratio
@@ -101,18 +101,18 @@ def score_weight(shape: Weighting, ratio: Array, advantages: Array, temperature:
 def masked_score(
     clip: Clipping = "none",
     weight: Weighting = "none",
-    clip_low: Number = 0.2,
-    clip_high: Number | None = None,
+    clip_low: FractionNumber = 0.2,
+    clip_high: NonNegativeNumber | None = None,
     far_low: NonNegativeNumber = 0.6,
     far_high: NonNegativeNumber = 2.0,
     temperature: PositiveNumber = 1.0,
 ) -> Callable[[Array, Trajectories], Array]:
     """A weight for `log_probability`: `clip_mask` times `score_weight`; clip_high defaults to clip_low."""
-    low, high = check_bounds("clip", clip_low, clip_high, most=1)
+    high = clip_low if clip_high is None else clip_high
 
     def weigh(ratio: Array, batch: Trajectories) -> Array:
         A = batch.need("advantages")
-        mask = clip_mask(clip, ratio, A, low, high, far_low, far_high)
+        mask = clip_mask(clip, ratio, A, clip_low, high, far_low, far_high)
         return jnp.where(mask, score_weight(weight, ratio, A, temperature), 0.0)
 
     return weigh

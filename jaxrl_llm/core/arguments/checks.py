@@ -107,7 +107,7 @@ def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None
         _check_function(name, value, inner)
     elif kind in (int, float):
         check_number(name, value, whole=kind is int, **(limits._asdict() if limits else {}))
-        if kind is int:
+        if kind is int and (limits is None or limits.most is None):
             check_number(name, value, most=WHOLE)
     elif kind in _PLAIN:
         classes = (str, os.PathLike) if kind is pathlib.Path else kind
@@ -136,7 +136,7 @@ def _check_union(name: str, value: Any, kinds: Sequence[Any], limits: Range | No
     said = [error for kind, error in errors if kind is not type(None)]
     if len(said) == 1 or (isinstance(value, Real) and not isinstance(value, bool)):
         raise said[0]
-    raise _wrong(name, value, " or ".join(dict.fromkeys(_words(kind) for kind in kinds)))
+    raise _wrong(name, value, _words(Union[tuple(kinds)]))  # noqa: UP007
 
 
 def _check_entries(name: str, value: Any, origin: Any, inner: Sequence[Any], limits: Range | None) -> None:
@@ -218,6 +218,8 @@ def _words(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _words(inner[0])
+    if origin in (Union, types.UnionType):  # an array is a number here
+        return " or ".join(dict.fromkeys(_words(one) for one in inner if not (float in inner and _is_array(one))))
     if origin is Literal:
         return "one of " + ", ".join(map(str, inner))
     if origin in (tuple, Sequence, Iterable, list):

@@ -72,24 +72,6 @@ def check_number(
     require(name, value, least=least, most=most, above=above, below=below)
 
 
-def check_bounds(name: str, low: Any, high: Any, most: float | None = None) -> tuple[Any, Any]:
-    """A pair of clip bounds, where `high` defaults to `low`; InputError unless both are at least 0, and low at most
-    `most`.
-
-    >>> check_bounds("clip", 0.1, None)
-    (0.1, 0.1)
-    """
-    check_number(f"{name} low", low, least=0, most=most)
-    check_number(f"{name} high", high, least=0, or_none=True)
-    return low, low if high is None else high
-
-
-def check_moments(ddof: Any, epsilon: Any) -> None:
-    """Check the parameters of a standard deviation: InputError unless ddof is 0 or 1 and epsilon is at least 0."""
-    check_number("ddof", ddof, least=0, most=1, whole=True)
-    check_number("epsilon", epsilon, least=0)
-
-
 def _is_array(value: Any) -> bool:
     """Whether the value is a numeric NumPy or JAX array; NumPy scalars are numbers, not arrays."""
     kind = getattr(getattr(value, "dtype", None), "kind", "")

@@ -6,11 +6,11 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from jaxrl_llm.algorithms import constructor
 from jaxrl_llm.core.arguments.checks import check_fields, checked
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import Range, check_number
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -31,14 +31,14 @@ class LabConfig:
 
     algorithms: tuple[str, ...]
     tasks: tuple[str, ...] = ("addition",)
-    seeds: int = 8
-    first_seed: int = 0
+    seeds: Annotated[int, Range(least=1, most=2**16)] = 8
+    first_seed: Annotated[int, Range(least=0, most=2**30)] = 0
     """Seeds are first_seed ... first_seed + seeds - 1."""
     grid: Grid = field(default_factory=dict)
     settings: LabSettings = SETTINGS
     baseline: str = ""
     """The method to compare with, at the first point of the grid. Empty: grpo if it is among them, else the first."""
-    warm_steps: int | None = None
+    warm_steps: Annotated[int | None, Range(least=0, most=2**20)] = None
     """Supervised steps before; None: those of `WARM_STEPS`."""
     threshold: float | None = None
     """Reward to reach; None: halfway from the start to the best that is known."""
@@ -47,10 +47,6 @@ class LabConfig:
         check_fields(self)
         check_number("algorithms", len(self.algorithms), least=1, whole=True)
         check_number("tasks", len(self.tasks), least=1, whole=True)
-        check_number("seeds", self.seeds, least=1, most=2**16, whole=True)
-        check_number("first_seed", self.first_seed, least=0, most=2**30, whole=True)
-        check_number("warm_steps", self.warm_steps, least=0, most=2**20, whole=True, or_none=True)
-        check_number("threshold", self.threshold, or_none=True)
 
     @property
     def window(self) -> int:

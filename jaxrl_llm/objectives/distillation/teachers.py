@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.annotations import Number, Source, check_number
+from jaxrl_llm.core.annotations import FractionNumber, NonNegativeInt, Source
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.averages import Average, Mean, as_average, mean_of
@@ -19,8 +19,8 @@ Gain = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # (student, teach
 
 @part
 def distillation(
-    beta: Number = 0.5,
-    top_k: int = 0,
+    beta: FractionNumber = 0.5,
+    top_k: NonNegativeInt = 0,
     *,
     support: SupportOf | None = None,
     tail: bool = True,
@@ -38,8 +38,6 @@ def distillation(
     before the update. A teacher behind a URL has its top_k only, so that it needs support="teacher".
     average: default token_mean(). metric: name of the reported metric. InputError for numbers out of range.
     """
-    check_number("beta of a divergence from the teacher", beta, least=0, most=1)
-    check_number("top_k", top_k, least=0, whole=True)
     if support is None:
         support = "teacher" if beta == 0 else "student" if beta == 1 else "union"
     of_teacher, of_student = support != "student", support != "teacher"

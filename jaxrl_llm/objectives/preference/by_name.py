@@ -59,7 +59,6 @@ def loss_named(
     for key, value in own.items():
         if key not in has or key == "divergence":
             raise unknown_keyword(key, sorted({*has} - {"pairs", "divergence"}), f"argument of the loss {name}")
-        check_number(f"{key} of {name}", value)
         given[key] = value
 
     def named(pairs: Pairs, beta: Number) -> jax.Array:

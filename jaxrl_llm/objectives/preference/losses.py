@@ -196,9 +196,8 @@ def of_sums(loss: PairLoss) -> PairLoss:
 @part
 def weighted_losses(*losses: tuple[PairLoss, float]) -> PairLoss:
     """The weighted sum of losses, such as `weighted_losses((sigmoid, 0.8), (bco_pair, 0.2))` of MPO (2411.10442)."""
-    for loss, weight in losses:
+    for loss, _ in losses:
         require_function("a loss of pairs", loss)
-        check_number("the weight of a loss", weight)
 
     def mixed(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
         return jnp.sum(jnp.stack([weight * loss(pairs, beta) for loss, weight in losses]), axis=0)

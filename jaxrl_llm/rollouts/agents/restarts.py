@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import BelowOne, check_number
+from jaxrl_llm.core.arguments.ranges import BelowOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.agents.conversation import finished
@@ -53,8 +53,6 @@ def restarting(rollout: Rollout, share: BelowOne = 0.5, success: float = 0.0) ->
     turn, -1 where these are not to be imitated, 0 for all others; info["imitated_score"] is its score, 0 without one.
     Provides both. InputError for a rollout without agents.
     """
-
-    check_number("success", success)
 
     async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
         again = min(round(share * task.samples), task.samples - 1)
