@@ -127,9 +127,14 @@ def options_class(name: str, rows: Iterable[Option]) -> Any:
 
 def settings_rows(kind: Any, names: Iterable[str]) -> list[Option]:
     """The options that some settings of a configuration's class are, with its defaults."""
-    hints, docs, fields = typing.get_type_hints(kind), setting_docs(kind), kind.__dataclass_fields__
-    fresh = lambda one: dataclasses.field(default=one.default, default_factory=one.default_factory)  # noqa: E731
-    return [(name, hints[name], docs[name], fresh(fields[name])) for name in names]
+    hints = typing.get_type_hints(kind)
+    docs = setting_docs(kind)
+
+    def field_of(name: str) -> Any:
+        field = kind.__dataclass_fields__[name]
+        return dataclasses.field(default=field.default, default_factory=field.default_factory)
+
+    return [(name, hints[name], docs[name], field_of(name)) for name in names]
 
 
 def positional(name: str, many: bool = False) -> Any:

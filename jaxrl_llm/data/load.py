@@ -164,9 +164,12 @@ def content_of(prompt: Any) -> str:
         prompt = [{"role": "user", "content": prompt}]
     if is_conversation(prompt):
         # Struct columns fill in the fields that a message does not have with None.
-        clean = lambda value: value.strip() if isinstance(value, str) else value  # noqa: E731
-        prompt = [{name: clean(value) for name, value in one.items() if value is not None} for one in prompt]
+        prompt = [{name: _stripped(value) for name, value in one.items() if value is not None} for one in prompt]
     return canonical(prompt)
+
+
+def _stripped(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
 
 
 def same_prompt(row: Mapping[str, Any]) -> str:

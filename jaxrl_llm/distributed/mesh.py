@@ -229,5 +229,4 @@ def to_device(tree: Any) -> Any:
 
 def on_device(tree: Any) -> Any:
     """What is in the host's memory (`to_host`), on the device, with the same sharding; the rest as it is."""
-    put = lambda x: to_memory(x, "device") if x.sharding.memory_kind == HOST else x  # noqa: E731
-    return jax.tree.map(put, tree)
+    return jax.tree.map(lambda x: to_memory(x, "device") if x.sharding.memory_kind == HOST else x, tree)

@@ -242,19 +242,23 @@ def batch_of(
 
     turn: int32[N, T] of each place, which counts where the policy chose the token. scores: further fields.
     """
-    beside = lambda x: jnp.pad(x, ((0, 0), (task.prompt_length, 0)))  # noqa: E731
-    actions, N = beside(drawn.mask), prompts.shape[0]
+    N = prompts.shape[0]
+
+    def after_prompt(x: Array) -> Array:
+        return jnp.pad(x, ((0, 0), (task.prompt_length, 0)))
+
+    actions = after_prompt(drawn.mask)
     return Trajectories(
         tokens=jnp.concatenate([prompts[:, : task.prompt_length], drawn.tokens], axis=1),
-        token_mask=beside(drawn.real) | (jnp.arange(actions.shape[1]) < task.prompt_length),
+        token_mask=after_prompt(drawn.real) | (jnp.arange(actions.shape[1]) < task.prompt_length),
         action_mask=actions,
-        behaviour_logp=beside(drawn.logp),
+        behaviour_logp=after_prompt(drawn.logp),
         policy_step=jnp.full(actions.shape, step, jnp.int32),
-        turn=jnp.where(actions, beside(turn), -1).astype(jnp.int32),
+        turn=jnp.where(actions, after_prompt(turn), -1).astype(jnp.int32),
         group=jnp.repeat(jnp.arange(N // group_size, dtype=jnp.int32), group_size),
         prompt_id=jax.vmap(task.number)(prompts).astype(jnp.int32),
         temperature=jnp.ones(N),
-        entropy=beside(drawn.entropy),
+        entropy=after_prompt(drawn.entropy),
         **scores,
     )
 

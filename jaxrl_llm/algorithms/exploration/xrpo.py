@@ -136,7 +136,9 @@ def solved_examples(
 
             return [{column: of(int(prompt))} for prompt in ids]
 
-        metrics = lambda state: {"pool": float(len(state["pool_ids"]))}  # noqa: E731
+        def metrics(state: State) -> dict[str, float]:
+            return {"pool": float(len(state["pool_ids"]))}
+
         return Machine(empty, observe=observe, metrics=metrics, columns=columns)
 
     return make

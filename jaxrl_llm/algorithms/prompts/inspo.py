@@ -11,7 +11,7 @@ from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import batch_part
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.records import PromptFacts, State
+from jaxrl_llm.curriculum.records import PromptFacts, Prompts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome
 from jaxrl_llm.rollouts.guidance.hints import problem_of
 from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part, samples
@@ -145,8 +145,12 @@ def instruction_population(
     def metrics(state: State) -> dict[str, float]:
         return {"best_weight": max(weights(state)), "replaced": float(state["replaced"])}
 
-    score = lambda state, prompts, random: np.where(np.isin(prompts.ids, extra(state)), 1e12, 0.0)  # noqa: E731
-    size = lambda state, count: count + len(extra(state))  # noqa: E731
+    def score(state: State, prompts: Prompts, random: np.random.Generator) -> np.ndarray:
+        return np.where(np.isin(prompts.ids, extra(state)), 1e12, 0.0)
+
+    def size(state: State, count: int) -> int:
+        return count + len(extra(state))
+
     return Machine(start, score=score, size=size, observe=observe, metrics=metrics, columns=columns)
 
 

@@ -138,8 +138,11 @@ def _params(
     if shardings is None:
         return config, combine(params, jax.tree.map(jnp.asarray, own))
     places = shardings(config, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), own))
-    put_on = lambda x, place: jax.make_array_from_callback(x.shape, place, lambda index: x[index])  # noqa: E731
-    return config, combine(params, jax.tree.map(put_on, own, places))
+
+    def placed(x: Any, place: Any) -> jax.Array:
+        return jax.make_array_from_callback(x.shape, place, lambda index: x[index])
+
+    return config, combine(params, jax.tree.map(placed, own, places))
 
 
 def read_unread(path_or_name: str | Path) -> Unread:

@@ -112,8 +112,11 @@ def reference_prompts(
 
 def write_scales(scales: tuple[Array, Array], new: tuple[Array, Array], place: Array) -> tuple[Array, Array]:
     """Scales f32[B, K, S] of a ring KV cache, with the new ones f32[B, K] in column `place`."""
-    write = lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x[..., None], place, 2)  # noqa: E731
-    return write(scales[0], new[0]), write(scales[1], new[1])
+
+    def written(old: Array, x: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, x[..., None], place, 2)
+
+    return written(scales[0], new[0]), written(scales[1], new[1])
 
 
 def reference_own(

@@ -55,7 +55,10 @@ def by_lanes(columns: int, width: int, natural: bool) -> bool:
     It chooses the layout that needs less padding to tiles of 8 x 128. natural: whether columns are innermost in the
     array's own order, which it keeps in a tie.
     """
-    padded = lambda rows, lanes: -(-rows // SUBLANES) * SUBLANES * -(-lanes // LANES) * LANES  # noqa: E731
+
+    def padded(rows: int, lanes: int) -> int:
+        return -(-rows // SUBLANES) * SUBLANES * -(-lanes // LANES) * LANES
+
     innermost, outermost = padded(width, columns), padded(columns, width)
     return natural if innermost == outermost else innermost < outermost
 
