@@ -149,8 +149,10 @@ def searched(name: str, build: Callable[..., Any], facts: Facts, needs: Iterable
 
 def page(name: str) -> str:
     """The page of a method: equations, missing parts, hyper-parameters, needs, outputs, composition and test."""
-    build, card = constructor(name), method_card(name)
-    facts, needs = card.facts, "\n".join(f"  {need}: {need_of(need).text}" for need in card.needs)
+    build = constructor(name)
+    card = method_card(name)
+    facts = card.facts
+    needs = "\n".join(f"  {need}: {need_of(need).text}" for need in card.needs)
     title, _, text = (inspect.getdoc(build) or "").partition("\n\n")
     paragraphs = [f"{name}\n\n{title} {facts.paper}, {facts.year}.\n\n{text}"]
     if lacks := missing(name):

@@ -118,7 +118,8 @@ def parse(kind: Any, arguments: list[str], program: str, description: str | None
 
 def options_class(name: str, rows: Iterable[Option]) -> Any:
     """A dataclass with these options."""
-    arg, fields = _tyro().conf.arg, list[tuple[str, Any, Any]]()
+    arg = _tyro().conf.arg
+    fields: list[tuple[str, Any, Any]] = []
     for option, kind, text, default in rows:
         given = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
         fields.append((option, Annotated[kind, arg(help=text)], given))
@@ -139,7 +140,8 @@ def settings_rows(kind: Any, names: Iterable[str]) -> list[Option]:
 
 def positional(name: str, many: bool = False) -> Any:
     """The type of a positional argument that the help calls by this name: a text, or many of them."""
-    conf, shown = _tyro().conf, f"[{name} ...]" if many else name
+    conf = _tyro().conf
+    shown = f"[{name} ...]" if many else name
     return Annotated[tuple[str, ...] if many else str, conf.Positional, conf.arg(metavar=shown)]
 
 
@@ -198,9 +200,11 @@ def flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
 
 
 def _last(arguments: list[str], option: str) -> str | None:
-    last, (value, rest) = None, take(arguments, option)
+    last = None
+    value, rest = take(arguments, option)
     while value is not None:
-        last, (value, rest) = value, take(rest, option)
+        last = value
+        value, rest = take(rest, option)
     return last
 
 

@@ -115,7 +115,9 @@ def given_pairs(task: Task, key: Array, step: Array | int, prompts: int) -> Traj
     same = jnp.all(chosen == rejected, axis=1, keepdims=True)
     said = jnp.stack([chosen, rejected], axis=1).reshape(2 * prompts, -1)
     reward = jnp.where(same, jnp.nan, jnp.array([1.0, 0.0])).reshape(-1)
-    before_end, zeros = jnp.cumsum(said == task.end, axis=1) - (said == task.end) == 0, jnp.zeros(said.shape)
+    ends = said == task.end
+    before_end = jnp.cumsum(ends, axis=1) - ends == 0  # the first end counts
+    zeros = jnp.zeros(said.shape)
     given = Completions(said, before_end, before_end, zeros, zeros)
     scores: dict[str, Any] = {"rewards": {GIVEN: reward}, "reward": reward, "truncated": jnp.zeros(2 * prompts, bool)}
     return batch_of(task, jnp.repeat(shown, 2, axis=0), given, zeros, step, 2, **scores).replace(entropy=None)

@@ -224,7 +224,8 @@ def _lines(parents: Array, tiles: _Tiles) -> Array:
     if tiles.devices == 1:
         return np.arange(len(parents))
     each = tiles.suffixes[0] // tiles.prefixes[0]
-    return parents * each + np.array([int((parents[:k] == p).sum()) for k, p in enumerate(parents)], int)
+    siblings_before = np.array([int((parents[:k] == parent).sum()) for k, parent in enumerate(parents)], int)
+    return parents * each + siblings_before
 
 
 def _listed(assigned: Assigned, tiles: _Tiles) -> _Actions:

@@ -94,7 +94,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
 
     def states(x: jax.Array, whole: bool) -> jax.Array:
         if x.ndim == 2:
-            return put(x, axes_of(mesh, SAMPLED_ROWS) if x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0 else rows(x))
+            even = x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0
+            return put(x, axes_of(mesh, SAMPLED_ROWS) if even else rows(x))
         names: tuple[str, ...] = (SEQUENCE,) if whole else (SEQUENCE, TENSOR)
         while names and x.shape[1] % row_shards(mesh, names):
             names = names[:-1]

@@ -42,8 +42,10 @@ def box_overlap(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -> l
 
     def overlap(text: str, expected: Any) -> float:
         wanted, found = _boxes(expected), _guesses(text)
-        size = max(len(wanted), len(found or ()))
-        return 0.0 if found is None else sum(matched(found, wanted)) / size if size else 1.0
+        if found is None:
+            return 0.0
+        size = max(len(wanted), len(found))
+        return sum(matched(found, wanted)) / size if size else 1.0
 
     return each(overlap, completions, boxes)
 

@@ -91,7 +91,8 @@ def instruction_population(
 
     def extra(state: State) -> list[int]:
         """The prompts that the next step draws beside its own."""
-        phase, random = state["step"] % every, np.random.default_rng([facts.seed, 5, state["step"]])
+        phase = state["step"] % every
+        random = np.random.default_rng([facts.seed, 5, state["step"]])
         if phase == every - 2 and state["failed"]:
             return [state["failed"][0]["id"]]
         if phase != every - 1 or not state["trial"]:

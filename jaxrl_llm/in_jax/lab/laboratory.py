@@ -129,8 +129,9 @@ class Ran(NamedTuple):
 def lacking(name: str, task: Task) -> list[str]:
     """What a method lacks in the laboratory: parts, needs that only some runs provide, what precedes the batch."""
     method = get(name)
+    parts = missing(name)
     needs = {need_of(need).name for need in method.needs if need_of(need).provider}
-    return [*missing(name), *sorted(needs - set(missing(name))), *sorted(experience_of(method, task))]
+    return [*parts, *sorted(needs - set(parts)), *sorted(experience_of(method, task))]
 
 
 def check_points(name: str, settings: LabSettings, task: Task, grid: Grid) -> None:

@@ -67,7 +67,8 @@ def load_policy(
     dtype, kept = begin_loading(dtype, param_dtype, remat)
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if model := _gguf_model(name):
-        config, where = from_hf(model.config, where=model.path.name), model.path.name
+        where = model.path.name
+        config = from_hf(model.config, where=where)
         config, params = _params(model.tensors, config, kept, where, shardings, adapter, keep)
         tokenizer = model.tokenizer()
         return with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer

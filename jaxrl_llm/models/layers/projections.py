@@ -170,7 +170,9 @@ def project_summed(x: Array, layer: dict[str, Any], name: str, placement: Placem
 
     XLA for TPUs sums and scatters the rows of a matrix; with more axes it sums all tokens on every device.
     """
-    joined, alone = name in placement.joined, name + LORA_IN not in layer and ROWS not in layer
+    joined = name in placement.joined
+    alone = name + LORA_IN not in layer and ROWS not in layer
     if alone and (spread := placement.flat(*x.shape[:2])) is not None:
-        return spread(project(x.reshape(-1, x.shape[-1]), layer[name], layer, name, joined)).reshape(*x.shape[:2], -1)
+        y = project(x.reshape(-1, x.shape[-1]), layer[name], layer, name, joined)
+        return spread(y).reshape(*x.shape[:2], -1)
     return project(x, layer[name], layer, name, joined)

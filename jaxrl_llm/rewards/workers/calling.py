@@ -144,7 +144,9 @@ def calls(
 def _call(
     function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, seconds: float, given: Given
 ) -> Outcome | Lost:
-    start, metrics, extras = time.monotonic(), list[tuple[str, float]](), dict[str, list[Any]]()
+    metrics: list[tuple[str, float]] = []
+    extras: dict[str, list[Any]] = {}
+    start = time.monotonic()
     try:
         more = given.arguments(count, metrics, extras)
         found = _outcome(_awaited(function(**arguments, **more), seconds), count)._replace(
@@ -162,7 +164,9 @@ async def _call_async(
 ) -> Any:
     import asyncio
 
-    start, metrics, extras = time.monotonic(), list[tuple[str, float]](), dict[str, list[Any]]()
+    metrics: list[tuple[str, float]] = []
+    extras: dict[str, list[Any]] = {}
+    start = time.monotonic()
     try:
         more = given.arguments(1, metrics, extras)
         limit = None if math.isinf(seconds) else seconds

@@ -93,8 +93,9 @@ async def written_completions(
     column: default completion, or answer in rows without one; of a conversation in one column they are what follows
     the prompt. turns: last, or all of the assistant, also those in the prompt. Raises InputError for other turns.
     """
-    own = ("answer" if task.row.get("completion") is None else "completion") if column is None else column
-    return [response(tools, task, own, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
+    if column is None:
+        column = "answer" if task.row.get("completion") is None else "completion"
+    return [response(tools, task, column, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
 
 
 @program_part("listed_completions", columns=("completions", "labels"), demands=given_rows())

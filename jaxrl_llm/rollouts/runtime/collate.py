@@ -1,5 +1,6 @@
 """The batch of a step's groups, and metrics of their programs."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -94,8 +95,11 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if any(trees):
         tokens = sum(episode.size for tree in trees for episode in tree)
         out["rollout/leaves"] = float(np.mean([len(tree) for tree in trees if tree]))
-        nodes = [{at for one in tree for at in enumerate(np.asarray(one.info["node"]).tolist())} for tree in trees]
-        out["rollout/shared_tokens"] = 1 - sum(map(len, nodes)) / max(tokens, 1)  # what several share counts once
+        once = 0  # tokens, where what several share counts once
+        for tree in trees:
+            places = (enumerate(np.asarray(one.info["node"]).tolist()) for one in tree)
+            once += len(set(itertools.chain.from_iterable(places)))
+        out["rollout/shared_tokens"] = 1 - once / max(tokens, 1)
     return out
 
 
