@@ -95,8 +95,8 @@ def method_section(name: str) -> list[str]:
     text = with_code(text, inspect.signature(build).parameters)
     title = f"{name} (where to start)" if name in START else name
     out = [f".. _method-{name}:", "", *heading(title, "-"), *restructured(text)]
-    for label, lacks in (("Incomplete in some runs", missing(name)), ("Not implemented", card.facts.beside)):
-        for part, (what, by) in (lacks or {}).items():
+    for label, parts in (("Incomplete in some runs", missing(name)), ("Not implemented", card.facts.beside)):
+        for part, (what, by) in parts.items():
             out += [f"{label}: ``{part}``, {escaped(what)} (wanted: {escaped(by)}).", ""]
     out += _table(name)
     needs = [f"``{need}``, {escaped(need_of(need).text)}" for need in card.needs]
@@ -130,18 +130,15 @@ def stage_page(stage: str, methods: list[str]) -> str:
 
 
 def extent(facts: Facts) -> str:
-    """How much of a method there is: whole, or half and what is missing; and what stands beside it that is not here."""
-    parts = [f"half: {what}" for what, _ in facts.lacks.values()] or ["whole"]
-    return escaped("; ".join([*parts, *(f"not here: {what}" for what, _ in facts.beside.values())]))
+    """How much of its paper a method has: whole, and what stands beside it that is not here."""
+    return escaped("; ".join(["whole", *(f"not here: {what}" for what, _ in facts.beside.values())]))
 
 
 def index_page() -> str:
     """The first page of the catalogue: where to start, then a table of all methods by stage."""
     out = heading("All methods", "=")
-    half = sum(bool(method_card(name).facts.lacks) for name in algorithms.names())
     out += [
-        f"The catalogue has {len(algorithms.names())} methods, of which {half} are half: a run by such a name must "
-        "leave out what is missing (``--algorithm.without``). Seven are good places to start:",
+        f"The catalogue has {len(algorithms.names())} methods. Seven are good places to start:",
         "",
     ]
     out += [f"* :ref:`{name} <method-{name}>`: {escaped(why)}." for name, why in START.items()]
