@@ -18,6 +18,7 @@ from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.needs import need_of
 from jaxrl_llm.texts import method as of_texts
 from jaxrl_llm.texts import method as texts
+from jaxrl_llm.training.config.inputs import InputSettings
 
 API = {
     "jaxrl_llm": "The front door",
@@ -175,6 +176,8 @@ def api_page(module: str, title: str) -> str:
             thing = getattr(found, name)
             kind = "autoclass" if inspect.isclass(thing) else "autofunction" if callable(thing) else "autodata"
             out += [f".. {kind}:: {module}.{name}", *(["   :members:"] if kind == "autoclass" else [])]
+            if kind == "autoclass" and issubclass(thing, InputSettings):
+                out += ["   :inherited-members:"]
             # The package's own names are those of its modules, which have pages too.
             out += ["   :no-index:", ""] if module == "jaxrl_llm" else [""]
     return "\n".join(out)
