@@ -97,7 +97,7 @@ def decode_attention(
     check_numbers(softcap, window, implementation, tile)
     check_apart(row_axis, head_axis)
     if q.ndim != 5 or q.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"q must be float32 or bfloat16 [P, K, W, R, h], found {q.dtype}{list(q.shape)}")
+        raise ValueError(f"q must be float32 or bfloat16 [P, K, W, R, h], {found(q)}")
     P, K, W, _, h = q.shape
     check_cache((P, K, h), keys, values, key_scale, value_scale)
     for name, x, shape in (("length", length, (P,)), ("position", position, (P, W))):
@@ -168,7 +168,7 @@ def own_attention(
     check_numbers(softcap, window, implementation, tile)
     check_apart(row_axis, head_axis)
     if q.ndim != 4 or q.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"q must be float32 or bfloat16 [B, K, R, h], found {q.dtype}{list(q.shape)}")
+        raise ValueError(f"q must be float32 or bfloat16 [B, K, R, h], {found(q)}")
     B, K, R, h = q.shape
     check_cache((B, K, h), keys, values, *(scales or (None, None)))
     for name, x, shape in (("count", count, (B,)), ("step", step, ())):

@@ -43,7 +43,8 @@ def _put(cache: Any, out: Any, new: Array, axis: int, place: Any, first: Any, co
         new = jnp.sum(jnp.where(diagonal, new, 0.0), axis=1, keepdims=True)
 
     def write(piece: Any, width: int) -> None:
-        old = cache[(piece, slice(None)) if axis == 0 else (slice(None), piece)].astype(jnp.float32)
+        cut = (piece, slice(None)) if axis == 0 else (slice(None), piece)
+        old = cache[cut].astype(jnp.float32)
         x = jnp.where(jax.lax.broadcasted_iota(jnp.int32, old.shape, axis) == within, new, old)
         x = x.astype(jnp.int32) if jnp.issubdtype(out.dtype, jnp.integer) else x
         out[(slice(width), slice(None)) if axis == 0 else (slice(None), slice(width))] = x.astype(out.dtype)
@@ -80,7 +81,8 @@ def _kernel(count: Any, place: Any, *refs: Any, of: Tiles) -> None:
     def _() -> None:
         for here in each:
             at = (first_row + here[0]) * all_heads + first_head + here[1]
-            logits = jnp.sum(q[here].astype(jnp.float32) * k[here].astype(jnp.float32), axis=1, keepdims=True)
+            products = q[here].astype(jnp.float32) * k[here].astype(jnp.float32)
+            logits = jnp.sum(products, axis=1, keepdims=True)
             logits = capped(logits * new_key_scale[at] if scaled else logits, of.numbers)
             before = prompt_m_l[here][:, :1]
             now = jnp.maximum(before, logits)

@@ -1,6 +1,6 @@
 """Attention of one token's queries to a cache in plain JAX, with the logits of all columns at once."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +130,10 @@ def reference_own(
     values = put_slice(values, v[:, :, None], place, 2)
     if scales is not None and new_scales is not None:
         scales = write_scales(scales, new_scales, place)
-    rest: Any = *(scales or (None, None)), numbers.query_scale, numbers.softcap
-    mine = partial_attention(q[:, :, None], keys, values, visible_own(count, step, S, numbers.window), *rest)
+    visible = visible_own(count, step, S, numbers.window)
+    key_scale, value_scale = scales or (None, None)
+    mine = partial_attention(
+        q[:, :, None], keys, values, visible, key_scale, value_scale, numbers.query_scale, numbers.softcap
+    )
     y = merge(PartialAttention(*(x[:, :, None] for x in prompt)), mine)[:, :, 0]
     return OwnAttention(y.astype(q.dtype), keys, values, scales)
