@@ -236,7 +236,8 @@ def staged(
         return min(step // steps, last)
 
     def left_out(state: State, prompts: Prompts) -> Array:
-        mine, now = place[prompts.ids], stage(prompts.step)
+        mine = place[prompts.ids]
+        now = stage(prompts.step)
         return where(Why.LATER, mine > now) + where(Why.EARLIER, (mine < now) & (earlier == 0))
 
     def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:

@@ -263,6 +263,7 @@ class _Finish:
         return find(row, where, self.prompt_column or prompt_column_of(row, where), self.answer_column)
 
     def tell(self, source: str, row: Row, say: Callable[[str], object]) -> None:
+        """Say which columns were chosen, if they have other names."""
         if text := self.found(row, source).said:
             say(f"{source}: {text}")
 

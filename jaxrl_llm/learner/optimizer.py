@@ -86,6 +86,7 @@ def largest_step(config: OptimizerConfig) -> float:
 
 
 def _adamw(config: OptimizerConfig, rate: optax.Schedule, first: Any = jnp.float32) -> optax.GradientTransformation:
+    """AdamW with its first moment in the dtype `first`."""
     return optax.chain(
         scale_by_adam(config.beta1, config.beta2, config.epsilon, config.max_grad_norm, first),
         optax.add_decayed_weights(config.weight_decay, decayed),

@@ -160,6 +160,7 @@ def paths_flow(
         return jnp.concatenate([part.reshape(shards, -1, *x.shape[2:]) for part in each], axis=1)
 
     def as_before(x: Array) -> Array:
+        """The inverse of `in_order`."""
         if as_they_are:
             return x
         parts = jnp.split(x, cuts[:1], axis=1) if len(levels) > 1 else [x]

@@ -121,6 +121,7 @@ def _guesses(text: str) -> list[Guess] | None:
 
 
 def _boxes(boxes: Any) -> list[Box]:
+    """The expected boxes. InputError for anything else."""
     found = read(boxes) if isinstance(boxes, str) else boxes
     if not isinstance(found, (list, tuple)) or any(numbers(one, 4) is None for one in found):
         raise InputError(f"the column 'boxes' has {shown(boxes)}, but must have a list of boxes [x1, y1, x2, y2]")

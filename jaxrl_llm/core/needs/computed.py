@@ -69,6 +69,8 @@ def rank_measures(hidden: jax.Array, mask: jax.Array, stride: int = 40, max_leng
 
 
 def _read(name: str) -> Compute:
+    """What the forward pass of the weights before the update measured."""
+
     def compute(models: Models, batch: Trajectories, number: float | None) -> Array:
         return (models.old.extras or {})[name if number is None or name != "tempered_logp" else f"{name}:{number:g}"]
 
@@ -76,6 +78,7 @@ def _read(name: str) -> Compute:
 
 
 def _of_teacher(name: str) -> Compute:
+    """What the forward pass of the teacher found."""
     return lambda models, batch, number: (models.teacher.extras or {})[name]
 
 
@@ -85,6 +88,7 @@ def _reduced(function: Callable[[Array, Array], Array]) -> Compute:
 
 
 def _squares(hidden: Array, mask: Array) -> Array:
+    """f32[N, L]: squared norms of states [N, L, D]."""
     return jnp.sum(hidden**2, axis=-1)
 
 

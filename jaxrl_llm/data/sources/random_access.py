@@ -142,6 +142,7 @@ def row_of(record: Any, where: str) -> files.Row:
 
 
 def _json_lines(path: Path) -> File:
+    """The lines that are not blank."""
     starts, numbers = index_lines(path)
 
     def read(wanted: Sequence[int]) -> list[Record]:
@@ -241,6 +242,8 @@ def _array_record(path: Path) -> File:
 
 
 def _data_set(path: Path, data: Any, size: int) -> File:
+    """The rows of a `datasets.Dataset` in a folder."""
+
     def read(wanted: Sequence[int]) -> list[Record]:
         with files.saved_errors(path):
             columns = data[list(wanted)]

@@ -153,7 +153,8 @@ def _read_gemma4(raw: Values, where: str) -> dict[str, Any]:
 
 
 def _write_gemma4(config: ModelConfig) -> dict[str, Any]:
-    types, kinds = layer_types(config), config.each_kind
+    types = layer_types(config)
+    kinds = config.each_kind
     first = config.of_layer(types.index(SLIDING)) if SLIDING in types else kinds[0]
     shared = [kinds[kind].keys_of != "" for kind in config.kind_of_layer]
     width = config.shared_size or first.intermediate_size

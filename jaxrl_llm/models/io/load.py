@@ -190,6 +190,7 @@ def begin_loading(dtype: Any, param_dtype: Any, remat: Any) -> tuple[Any, Any]:
 
 
 def _expect_no_torch() -> None:
+    """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
     logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in str(record.msg))
 
 
@@ -208,6 +209,7 @@ def _dtype(name: str, dtype: Any) -> Any:
 
 
 def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any:
+    """The shardings of the parameters, or None."""
     if shardings is None:
         return None
     shapes: dict[str, Any] = {}

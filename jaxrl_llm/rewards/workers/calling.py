@@ -57,6 +57,7 @@ class Given(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
+    """A value that JSON can hold."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -186,6 +187,7 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _awaited(result: Any, seconds: float) -> Any:
+    """What a function returned, or what an async one returns within `seconds`."""
     if not inspect.isawaitable(result):
         return result
     import asyncio  # here, because it takes a third of the start-up time of a reward's process

@@ -173,6 +173,7 @@ def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Ep
 
 
 def _talks(tools: Tools, task: Task) -> bool:
+    """Whether the row's prompt was written as a conversation."""
     prompt = task.row["prompt"]
     if not isinstance(prompt, str):
         return is_conversation(prompt)
@@ -183,6 +184,7 @@ def _talks(tools: Tools, task: Task) -> bool:
 
 
 def _after(now: Sequence[int], longer: Sequence[int], task: Task, column: str) -> list[int]:
+    """The tokens of `longer` that follow those of `now`."""
     if list(longer[: len(now)]) != list(now):
         raise InputError(
             f"prompt {task.prompt_id}: the chat template does not write {column} after what it wrote of earlier turns: "

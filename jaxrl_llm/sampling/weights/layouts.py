@@ -124,6 +124,7 @@ class Converter(NamedTuple):
 
 @jax.jit
 def _one_of(layers: Any, place: Any) -> Any:
+    """One layer out of stacked ones."""
     return jax.tree.map(lambda x: x[place], layers)
 
 

@@ -221,7 +221,8 @@ def check_soft_thinking(config: TrainConfig, algorithm: Algorithm, rollout: Roll
 
 def fork_notes(config: TrainConfig, algorithm: Algorithm) -> list[str]:
     """What to say of forks that no completion reaches, where others are reached."""
-    rollout, limit = rollout_of(config, algorithm), config.max_new_tokens
+    rollout = rollout_of(config, algorithm)
+    limit = config.max_new_tokens
     beyond = " and ".join(str(place) for place in rollout.demands.forks if place >= limit)
     text = f"the rollout {rollout.name} never reaches its forks after {beyond} tokens: completions have at most {limit}"
     return [text] if beyond else []
