@@ -60,7 +60,11 @@ def gui_action(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> l
 def _compared(
     alike: Callable[[Mapping[str, Any], Mapping[str, Any]], float], completions: Sequence[Any], action: Sequence[Any]
 ) -> list[float]:
-    return each(lambda text, wanted: alike(next(iter(listed(text)), {}), _expected(wanted)), completions, action)
+    def score(text: str, wanted: Any) -> float:
+        first = next(iter(listed(text)), {})
+        return alike(first, _expected(wanted))
+
+    return each(score, completions, action)
 
 
 def gui_kind(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> list[float]:

@@ -25,8 +25,8 @@ def effective_rank(hidden: jax.Array, mask: jax.Array) -> jax.Array:
     values = jnp.linalg.svd(centred, compute_uv=False)
     total = jnp.sum(values)
     p = values / jnp.where(total > 0, total, 1.0)
-    rank = jnp.exp(-jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0)))
-    return jnp.where(count < 2, 0.0, rank)
+    entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
+    return jnp.where(count < 2, 0.0, jnp.exp(entropy))
 
 
 def prefix_ranks(hidden: jax.Array, count: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:

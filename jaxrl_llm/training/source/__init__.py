@@ -124,7 +124,7 @@ def prompt_embeddings(parts: RunParts, params: Params, pieces: int) -> np.ndarra
     table = np.zeros((len(sizes), pieces, parts.policy.config.hidden_size), np.float32)
     first = 0
     while first < len(order):
-        # At least as long as the last of as many rows as there would be of the first's length, which is shorter.
+        # The batch ends there at the latest: its first prompt is its shortest, and fewer of longer ones fit.
         end = min(first + _rows(int(sizes[order[first]]), shards), len(order))
         length = _length(int(sizes[order[end - 1]]))
         rows = _rows(length, shards)
