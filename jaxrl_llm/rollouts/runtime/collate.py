@@ -1,6 +1,5 @@
 """The batch of a step's groups, and metrics of their programs."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -95,11 +94,9 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if any(trees):
         tokens = sum(episode.size for tree in trees for episode in tree)
         out["rollout/leaves"] = float(np.mean([len(tree) for tree in trees if tree]))
-        once = 0  # tokens, where what several share counts once
-        for tree in trees:
-            places = (enumerate(np.asarray(one.info["node"]).tolist()) for one in tree)
-            once += len(set(itertools.chain.from_iterable(places)))
-        out["rollout/shared_tokens"] = 1 - once / max(tokens, 1)
+        nodes = [(group, np.asarray(one.info["node"]).tolist()) for group, tree in enumerate(trees) for one in tree]
+        once = {(group, place, node) for group, row in nodes for place, node in enumerate(row)}
+        out["rollout/shared_tokens"] = 1 - len(once) / max(tokens, 1)
     return out
 
 
