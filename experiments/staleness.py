@@ -27,7 +27,10 @@ def figures(folder: Path, config: Any) -> dict[str, float]:
         curriculum = partial(easy_first, draws=draws, seed=config.seed)
         train(config, algorithm=dapo_with_entropy_bonus, curriculum=curriculum)
     summary, lines = json.loads((folder / "summary.json").read_text()), read_jsonl(folder / "metrics.jsonl")
-    mean = lambda name: float(np.mean([line.get(name, 0.0) for line in lines]))  # noqa: E731
+
+    def mean(name: str) -> float:
+        return float(np.mean([line.get(name, 0.0) for line in lines]))
+
     return {
         "before": 100 * summary["eval_before"]["accuracy"], "after": 100 * summary["eval_after"]["accuracy"],
         "staleness": mean("rollout/staleness"), "entropy": lines[-1]["entropy"], "update": mean("seconds/update"),

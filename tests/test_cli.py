@@ -36,6 +36,7 @@ from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.texts import method as texts
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.inputs import InputSettings
 from jaxrl_llm.training.config.json_text import from_dict, to_dict
 from jaxrl_llm.utils import starting
 
@@ -86,7 +87,7 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
 
 def test_every_setting_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     """A line under each field, which is what the help shows."""
-    source = inspect.getsource(TrainConfig) + inspect.getsource(OptimizerConfig)
+    source = "".join(map(inspect.getsource, (InputSettings, TrainConfig, OptimizerConfig)))
     for kind in (TrainConfig, OptimizerConfig):
         for field in dataclasses.fields(kind):
             assert re.search(rf'    {field.name}: [^\n]*\n    """[A-Z%-]?\w', source), field.name

@@ -18,6 +18,7 @@ from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.needs import need_of
 from jaxrl_llm.texts import method as of_texts
 from jaxrl_llm.texts import method as texts
+from jaxrl_llm.training.config.inputs import InputSettings
 
 API = {
     "jaxrl_llm": "The front door",
@@ -95,8 +96,8 @@ def method_section(name: str) -> list[str]:
     text = with_code(text, inspect.signature(build).parameters)
     title = f"{name} (where to start)" if name in START else name
     out = [f".. _method-{name}:", "", *heading(title, "-"), *restructured(text)]
-    for label, lacks in (("Incomplete in some runs", missing(name)), ("Not implemented", card.facts.beside)):
-        for part, (what, by) in (lacks or {}).items():
+    for label, parts in (("Incomplete in some runs", missing(name)), ("Not implemented", card.facts.beside)):
+        for part, (what, by) in parts.items():
             out += [f"{label}: ``{part}``, {escaped(what)} (wanted: {escaped(by)}).", ""]
     out += _table(name)
     needs = [f"``{need}``, {escaped(need_of(need).text)}" for need in card.needs]
@@ -130,18 +131,15 @@ def stage_page(stage: str, methods: list[str]) -> str:
 
 
 def extent(facts: Facts) -> str:
-    """How much of a method there is: whole, or half and what is missing; and what stands beside it that is not here."""
-    parts = [f"half: {what}" for what, _ in facts.lacks.values()] or ["whole"]
-    return escaped("; ".join([*parts, *(f"not here: {what}" for what, _ in facts.beside.values())]))
+    """How much of its paper a method has: whole, and what stands beside it that is not here."""
+    return escaped("; ".join(["whole", *(f"not here: {what}" for what, _ in facts.beside.values())]))
 
 
 def index_page() -> str:
     """The first page of the catalogue: where to start, then a table of all methods by stage."""
     out = heading("All methods", "=")
-    half = sum(bool(method_card(name).facts.lacks) for name in algorithms.names())
     out += [
-        f"The catalogue has {len(algorithms.names())} methods, of which {half} are half: a run by such a name must "
-        "leave out what is missing (``--algorithm.without``). Seven are good places to start:",
+        f"The catalogue has {len(algorithms.names())} methods. Seven are good places to start:",
         "",
     ]
     out += [f"* :ref:`{name} <method-{name}>`: {escaped(why)}." for name, why in START.items()]
@@ -178,6 +176,8 @@ def api_page(module: str, title: str) -> str:
             thing = getattr(found, name)
             kind = "autoclass" if inspect.isclass(thing) else "autofunction" if callable(thing) else "autodata"
             out += [f".. {kind}:: {module}.{name}", *(["   :members:"] if kind == "autoclass" else [])]
+            if kind == "autoclass" and issubclass(thing, InputSettings):
+                out += ["   :inherited-members:"]
             # The package's own names are those of its modules, which have pages too.
             out += ["   :no-index:", ""] if module == "jaxrl_llm" else [""]
     return "\n".join(out)

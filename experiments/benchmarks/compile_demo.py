@@ -99,7 +99,10 @@ def table(events: list[dict[str, Any]], least: float = SHOWN) -> str:
         if event["phase"] == "compile":
             row["count"] += 1
             row["after"].add(event["after"])
-    total = lambda row: row["trace"] + row["lower"] + row["compile"]  # noqa: E731
+
+    def total(row: dict[str, Any]) -> float:
+        return row["trace"] + row["lower"] + row["compile"]
+
     lines = ["| program | count | trace | lower | compile | all | after step |", "|---|---|---|---|---|---|---|"]
 
     def line(name: str, chosen: list[dict[str, Any]]) -> str:

@@ -100,9 +100,8 @@ def counting(task: Task, config: TrainConfig, found: dict[str, Any]) -> Callable
 
     def make(parts: RunParts) -> Source:
         stats: list[Stats] = []
-        choose, order = task.curriculum, None
-        if choose is not None:
-            order = lambda rows: choose(rows, config.seed)  # noqa: E731
+        choose = task.curriculum
+        order = None if choose is None else lambda rows: choose(rows, config.seed)
         inner = source_of(config, parts, lambda name: contextlib.nullcontext(), order, watch=stats.append)
 
         def measure(params: Any) -> None:

@@ -45,10 +45,13 @@ def once_per_episode(advantage: Callable[[Trajectories], Array]) -> Callable[[Tr
         if not set(batch.info or {}) >= EPISODES:
             return advantage(batch)
         once = one_row_each(batch)
-        known = lambda x: None if x is None else jnp.where(once, x, jnp.nan)  # noqa: E731
-        rewards = None if batch.rewards is None else {name: known(x) for name, x in batch.rewards.items()}
-        own = jnp.where(once, advantage(batch.replace(reward=known(batch.reward), rewards=rewards)), 0.0)
-        (shared,) = bucket_sums(episode_keys(batch), own)
+
+        def of_episode(reward: Array | None) -> Array | None:
+            return None if reward is None else jnp.where(once, reward, jnp.nan)
+
+        rewards = None if batch.rewards is None else {name: of_episode(x) for name, x in batch.rewards.items()}
+        last_rows = batch.replace(reward=of_episode(batch.reward), rewards=rewards)
+        (shared,) = bucket_sums(episode_keys(batch), jnp.where(once, advantage(last_rows), 0.0))
         return jnp.where(jnp.isnan(batch.scores), 0.0, shared)
 
     return found

@@ -26,8 +26,8 @@ def _uniform_on_host(batch: Trajectories) -> np.ndarray:
     scored = np.asarray(batch.action_mask).any(axis=1) & ~np.isnan(reward)
     uniform = np.ones(len(reward), bool)
     for name in np.unique(group):
-        of = reward[(group == name) & scored]
-        if of.size > 1 and of.std(ddof=1) > TOLERANCE * max(abs(of.mean()), 1.0):
+        own = reward[(group == name) & scored]
+        if own.size > 1 and own.std(ddof=1) > TOLERANCE * max(abs(own.mean()), 1.0):
             uniform[group == name] = False
     return uniform
 

@@ -40,7 +40,8 @@ def components(batch: Trajectories, weights: str = "") -> tuple[jax.Array, jax.A
     weights: "NAME=NUMBER,..."; components that it does not name have weight 1. A batch without components has a single
     one, the reward. NaN where a component did not score a row, and for every component of an unscored row.
     """
-    given, scores = parse_weights(weights), batch.scores
+    given = parse_weights(weights)
+    scores = batch.scores
     rewards = batch.rewards or {"reward": scores}
     for name in given:
         if name not in rewards:
@@ -152,10 +153,11 @@ def check_rewards(
     """
     known = attempted[:, :, None] & ~jnp.isnan(passed)
     p = jnp.where(known, jnp.clip(passed, 0.0, 1.0), 0.0)
-    attempts, passes, exists = bucket_sums(
+    attempts, passes, rows = bucket_sums(
         group, jnp.sum(attempted, axis=1), jnp.sum(p, axis=1), jnp.any(known, axis=1).astype(jnp.float32)
     )
-    rate, exists = passes / jnp.maximum(attempts, 1)[:, None], exists > 0
+    exists = rows > 0
+    rate = passes / jnp.maximum(attempts, 1)[:, None]
     near = jnp.exp(-((rate[:, :, None] - rate[:, None, :]) ** 2) / (2 * jnp.square(width)))
     crowd = jnp.sum(jnp.where(exists[:, None, :], near, 0.0), axis=2)
     worth = jnp.where(exists, jnp.exp(-difficulty * rate) / (crowd + epsilon), 0.0)
@@ -168,7 +170,8 @@ def checks_of(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
     info["tests"] is [N, U] for a single attempt, [N, K, U] for one per turn; without it the reward components are the
     checks.
     """
-    scored, tests = ~jnp.isnan(batch.scores), (batch.info or {}).get("tests")
+    scored = ~jnp.isnan(batch.scores)
+    tests = (batch.info or {}).get("tests")
     passed = components(batch)[0] if tests is None else tests.astype(jnp.float32)
     passed = passed[:, None] if passed.ndim == 1 else passed  # no completion of the step was tested
     if passed.ndim == 2:

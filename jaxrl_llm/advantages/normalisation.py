@@ -103,7 +103,8 @@ def normalised_values(inner: Transform, ddof: int = 0) -> Transform:
 
     def apply(state: State, batch: Trajectories) -> tuple[State, Trajectories]:
         running, memory = state
-        scale, values = running_std(running, ddof), batch.need("values")
+        scale = running_std(running, ddof)
+        values = batch.need("values")
         memory, after = inner.apply(memory, batch.replace(values=running.mean + scale * values))
         R = after.need("returns")
         mask = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]

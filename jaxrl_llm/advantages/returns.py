@@ -131,13 +131,13 @@ def whiten_advantages(
     """
 
     def apply(batch: Trajectories) -> Trajectories:
-        A, mask = batch.need("advantages"), scored_actions(batch) & (batch.loss_weights != 0)
+        A = batch.need("advantages")
+        mask = scored_actions(batch) & (batch.loss_weights != 0)
         if over == "tokens":
             mean, variance = moments(A, mask, ddof)
         else:
-            mean, variance = moments(
-                row_means(A, batch.replace(weights=mask.astype(jnp.float32))), jnp.any(mask, axis=1), ddof
-            )
+            of_rows = row_means(A, batch.replace(weights=mask.astype(jnp.float32)))
+            mean, variance = moments(of_rows, jnp.any(mask, axis=1), ddof)
         return batch.replace(advantages=standardise(A, mask, mean, variance, epsilon, shift))
 
     return stateless(apply)
@@ -164,7 +164,8 @@ def head_mean(values: jax.Array) -> jax.Array:
 def explained_variance(values: jax.Array, returns: jax.Array, mask: jax.Array) -> jax.Array:
     """EV = 1 - Var(R - V) / Var(R) over the positions where the mask is true, f32[]: 1 is a perfect critic, 0 one no
     better than a constant. 0 if the returns are constant."""
-    unexplained, total = moments(returns - values, mask, 0)[1], moments(returns, mask, 0)[1]
+    _, unexplained = moments(returns - values, mask, 0)
+    _, total = moments(returns, mask, 0)
     return jnp.where(total > 1e-12, 1 - unexplained / jnp.where(total > 1e-12, total, 1.0), 0.0)
 
 
@@ -188,10 +189,13 @@ def generalised_advantages(
     """
 
     def apply(batch: Trajectories) -> Trajectories:
-        values, mask, rewards = combine(batch.need("values")), scored_actions(batch), terminal_rewards(batch)
+        values = combine(batch.need("values"))
+        mask = scored_actions(batch)
+        rewards = terminal_rewards(batch)
         after = at_last_action(values, batch) * batch.truncated if bootstrap_truncated else jnp.float32(0)
-        own, discount = lam(batch) if callable(lam) else lam, gamma(batch) if callable(gamma) else gamma
-        advantages, returns = gae(rewards, values, mask, discount, own, bootstrap=after)
+        discount = gamma(batch) if callable(gamma) else gamma
+        decay = lam(batch) if callable(lam) else lam
+        advantages, returns = gae(rewards, values, mask, discount, decay, bootstrap=after)
         if lam_critic is not None:
             returns = gae(rewards, values, mask, discount, lam_critic, bootstrap=after)[1]
         explained = explained_variance(values, returns, mask)
@@ -208,7 +212,8 @@ def sequence_values(combine: Callable[[jax.Array], jax.Array] = head_mean, heads
     """
 
     def apply(batch: Trajectories) -> Trajectories:
-        mask, V = scored_actions(batch), at_last_action(combine(batch.need("values")), batch)
+        mask = scored_actions(batch)
+        V = at_last_action(combine(batch.need("values")), batch)
         A, R = (jnp.where(mask, x[:, None], 0.0) for x in (batch.scores - V, batch.scores))
         explained = explained_variance(V, batch.scores, jnp.any(mask, axis=1))
         return batch.replace(advantages=A, returns=R).with_controls(explained_variance=explained)

@@ -73,7 +73,8 @@ def form_draws(
     "smallest" makes as many as the smallest group has.
     """
     require_choice("ragged", ragged, ("repeat", "smallest"))
-    N, known = reward.shape[0], ~jnp.isnan(reward)
+    N = reward.shape[0]
+    known = ~jnp.isnan(reward)
     _, index = jnp.unique(group, return_inverse=True, size=N)
     target = jnp.where(known, index, N)  # index N is dropped
     size = jnp.zeros(N, jnp.int32).at[target].add(1, mode="drop")
@@ -117,16 +118,21 @@ def share_of_draws(
     of_row = of_draw[draws.bundle]
     there = draws.mask[draws.bundle] & draws.question[:, None]
     if credit == "sum_mean":
-        above = jnp.where(there, jnp.where(jnp.isnan(reward), 0.0, reward - mean)[draws.rows], 0.0)
-        total, number = (
-            jnp.zeros((N, N)).at[draws.bundle].add(x)[draws.bundle] for x in (above, there.astype(jnp.float32))
-        )
+
+        def over_bundle(x: Array) -> Array:
+            return jnp.zeros((N, N)).at[draws.bundle].add(x)[draws.bundle]
+
+        difference = jnp.where(jnp.isnan(reward), 0.0, reward - mean)
+        above = jnp.where(there, difference[draws.rows], 0.0)
+        total, number = over_bundle(above), over_bundle(there.astype(jnp.float32))
         cancels = jnp.abs(total) <= 1e-6
         of_row *= jnp.where(cancels, 1 / jnp.maximum(number, 1), above / jnp.where(cancels, 1.0, total))
     at = jnp.where(there, draws.rows, N)
-    total, number = (
-        jnp.zeros(N).at[at].add(jnp.where(there, x, 0.0), mode="drop") for x in (of_row, jnp.ones_like(of_row))
-    )
+
+    def over_draws(x: Array) -> Array:
+        return jnp.zeros(N).at[at].add(jnp.where(there, x, 0.0), mode="drop")
+
+    total, number = over_draws(of_row), over_draws(jnp.ones_like(of_row))
     advantage = total / jnp.maximum(number, 1)
     if credit == "std":
         return advantage / jnp.where(deviation < 1e-3, 1.0, deviation + 1e-6)

@@ -104,9 +104,11 @@ def diverse_sets(values: Array, answers: Array, keys: Array, k: int, diversity: 
     m = jnp.maximum(summed(same_answer, jnp.ones_like(R)), 1.0)
     hit_1 = 1 - sets_within(n - 1 - m, n - 1, size - 1, k)
     hit_2 = 1 - sets_within(n - 2 - m, n - 2, size - 2, k)
-    answers_1, answers_2 = summed(same_group, hit_1 / m), summed(same_group, hit_2 / m)  # expected number of answers
-    alike, others = summed(same_answer, R) - R, summed(same_group & ~same_answer, R)
-    distinct_others = others * (2 + answers_2 - hit_2) - summed(same_group & ~same_answer, R * hit_2)
+    answers_1, answers_2 = (summed(same_group, hit / m) for hit in (hit_1, hit_2))  # expected number of answers
+    other_answer = same_group & ~same_answer
+    alike = summed(same_answer, R) - R
+    others = summed(other_answer, R)
+    distinct_others = others * (2 + answers_2 - hit_2) - summed(other_answer, R * hit_2)
     companion = (size - 1) / jnp.maximum(n - 1, 1.0)  # probability that a set with i contains a given other sample
     rewards = R + companion * (alike + others)
     products = R * (1 + answers_1 - hit_1) + companion * (alike * (1 + answers_2 - hit_2) + distinct_others)

@@ -39,12 +39,16 @@ def token_baseline(
     bucket reaches t, its return would be its own baseline: zero_tail sets B = 0 there. B = 0 for a bucket of one row.
     """
     known = action_index >= 0
-    there, G, w = (
-        scatter_by_action(jnp.where(known, x, 0.0), action_index) for x in (jnp.ones_like(returns), returns, energy)
-    )
-    W = jnp.cumsum(w, axis=1) * there
+
+    def by_action(values: Array) -> Array:
+        return scatter_by_action(jnp.where(known, values, 0.0), action_index)
+
+    there = by_action(jnp.ones_like(returns))
+    G = by_action(returns)
+    W = jnp.cumsum(by_action(energy), axis=1) * there
     count, mass, weighted = bucket_sums(keys, there, W, G * W)
-    B = jnp.where(count == 1 if zero_tail else count[:, :1] == 1, 0.0, weighted / (mass + epsilon))
+    alone = count == 1 if zero_tail else count[:, :1] == 1
+    B = jnp.where(alone, 0.0, weighted / (mass + epsilon))
     return jnp.where(known, jnp.take_along_axis(B, jnp.maximum(action_index, 0), axis=1), 0.0)
 
 
@@ -56,7 +60,8 @@ def energy_weighted_baseline(
 
     corrected: multiply the energy by the squared ratio of the old to the behaviour policy.
     """
-    mask, old = scored_actions(batch), batch.need("old_logp")
+    mask = scored_actions(batch)
+    old = batch.need("old_logp")
     energy = logit_energy(jnp.exp(jnp.where(mask, old, 0.0)), batch.need("squared_probability"))
     if corrected:
         energy = energy * jnp.exp(2 * log_ratio(old, batch.behaviour_logp, mask))
@@ -86,7 +91,7 @@ def extended_gae(
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = sum over j >= t of (gamma lam)^(j-t) delta_j
 
     over the actions of the window. The bootstrap value after the last action n is V_n where the row is `unfinished`
-    bool[N] (the value of the next state is unscored_batch and assumed equal), and 0 where it is finished.
+    bool[N] (the value of the next state is unknown and assumed equal), and 0 where it is finished.
     token_rewards, values f32[N, L]; window bool[N, L]; gamma and lam as in `gae`.
     """
     order = jnp.cumsum(window, axis=1)

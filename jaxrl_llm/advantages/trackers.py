@@ -78,7 +78,9 @@ def tracked_baseline(
         check_number("least", least, below=1)
 
     def apply(tracker: Tracker, batch: Trajectories) -> tuple[State, Trajectories]:
-        index, r, info = jnp.mod(batch.prompt_id, tracker.value.shape[0]), batch.scores, batch.info or {}
+        index = jnp.mod(batch.prompt_id, tracker.value.shape[0])
+        info = batch.info or {}
+        r = batch.scores
         if "measured" in info:
             trained = ~(info["measured"] > 0)
             r = jnp.where(trained, r, jnp.nan)

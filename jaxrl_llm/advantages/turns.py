@@ -87,7 +87,8 @@ def returns_of_turns(rewards: Array, mask: Array, gamma: float | Array = 1.0) ->
 
 def on_tokens(values: Array, batch: Trajectories) -> Array:
     """f32[N, L]: the value of its turn, values f32[N, K], on each action; 0 elsewhere."""
-    turns, number = values.shape[1], turn_numbers(batch)
+    turns = values.shape[1]
+    number = turn_numbers(batch)
     known = (number >= 0) & (number < turns)
     return jnp.where(known, jnp.take_along_axis(values, jnp.clip(number, 0, turns - 1), axis=1), 0.0)
 
@@ -97,7 +98,8 @@ def ends_of_turns(batch: Trajectories) -> tuple[Array, Array]:
     L = batch.tokens.shape[1]
     own = turn_numbers(batch)[:, :, None] == jnp.arange(turn_count(batch))
     place = jnp.arange(L)[None, :, None]
-    first, last = jnp.min(jnp.where(own, place, L), axis=1), jnp.max(jnp.where(own, place, 0), axis=1)
+    first = jnp.min(jnp.where(own, place, L), axis=1)
+    last = jnp.max(jnp.where(own, place, 0), axis=1)
     return jnp.where(first < L, first, 0).astype(jnp.int32), last.astype(jnp.int32)
 
 
@@ -188,7 +190,8 @@ def of_episode(
     over: whether each row counts once in the mean, or each of its turns does. of: the return has the rewards of turns
     beside the row's score. baseline: of the whole group, or of the others.
     """
-    mask, returns = turn_mask(batch), episode_returns(batch) if of == "return" else batch.scores
+    mask = turn_mask(batch)
+    returns = episode_returns(batch) if of == "return" else batch.scores
     spread = jnp.broadcast_to(returns[:, None], mask.shape)
     if over == "turns":
         return above_buckets(spread, group_keys(batch, mask.shape[1]), mask, scale, baseline, epsilon=epsilon)

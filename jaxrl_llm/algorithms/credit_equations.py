@@ -25,6 +25,7 @@ def credit(transform: Any) -> list[Line]:
 
 
 def _steps(transform: Any) -> list[Any]:
+    """The transforms of a chain, inner chains unfolded."""
     name, of = named(transform)
     return [step for one in of.get("transforms", ()) for step in _steps(one)] if name == "chain" else [transform]
 
@@ -88,6 +89,7 @@ def _generalised(of: dict[str, Any]) -> list[Line]:
 
 
 def _is_one(value: Any) -> bool:
+    """Whether a factor need not be written."""
     return number(value) == "1"
 
 

@@ -120,7 +120,7 @@ def listing(find: str = "", more: str = "") -> str:
         text += [f"\n{stage}", *lines] if lines else []
     text += ["", more] if more else []
     if any(missing(name) for name in cards):
-        text += ["", f"{MARK} lacks a part, or needs what only some runs provide: jaxrl algorithms NAME says what."]
+        text += ["", f"{MARK} needs what only some runs provide: jaxrl algorithms NAME says what."]
     return "\n".join(text).lstrip("\n")
 
 
@@ -149,13 +149,15 @@ def searched(name: str, build: Callable[..., Any], facts: Facts, needs: Iterable
 
 def page(name: str) -> str:
     """The page of a method: equations, missing parts, hyper-parameters, needs, outputs, composition and test."""
-    build, card = constructor(name), method_card(name)
-    facts, needs = card.facts, "\n".join(f"  {need}: {need_of(need).text}" for need in card.needs)
+    build = constructor(name)
+    card = method_card(name)
+    facts = card.facts
+    needs = "\n".join(f"  {need}: {need_of(need).text}" for need in card.needs)
     title, _, text = (inspect.getdoc(build) or "").partition("\n\n")
     paragraphs = [f"{name}\n\n{title} {facts.paper}, {facts.year}.\n\n{text}"]
-    if lacks := missing(name):
+    if needed := missing(name):
         paragraphs.append(
-            f"Incomplete in some runs; to train without: --algorithm.without {','.join(lacks)}\n" + _lacks(lacks)
+            f"Incomplete in some runs; to train without: --algorithm.without {','.join(needed)}\n" + _listed(needed)
         )
     if facts.beside:
         paragraphs.append(beside_of(facts))
@@ -188,14 +190,15 @@ def _plain(value: Any) -> str:
 
 def beside_of(facts: Facts) -> str:
     """The parts of the paper that are not here, a line each."""
-    return "Also in the paper, but not implemented:\n" + _lacks(facts.beside)
+    return "Also in the paper, but not implemented:\n" + _listed(facts.beside)
 
 
-def _lacks(parts: Parts) -> str:
+def _listed(parts: Parts) -> str:
     return "\n".join(f"  {part}: {what} (wanted: {by})" for part, (what, by) in parts.items())
 
 
 def _outputs(name: str) -> str:
+    """The method's outputs: advantages and loss, and the rollout rules that it sets."""
     method = get(name)
     lines = ["  batch.advantages f32[N, L], and the loss"]
     if method.resampling is not None:

@@ -97,7 +97,10 @@ def estimate(estimator: str, to: str, defined: Definitions, reverse: bool = Fals
     l = rf"\ell^{{\text{{{short}}}}}_{{i,t}}"
     defined[l] = rf"\log \frac{{{of}(o_{{i,t}})}}{{{POLICIES[to]}(o_{{i,t}})}}"
     base = estimator.removesuffix("+")
-    text = ESTIMATORS[base].format(l=l if not reverse else f"(-{l})" if base == "k3" else f"-{l}")
+    argument = l
+    if reverse:
+        argument = f"(-{l})" if base == "k3" else f"-{l}"
+    text = ESTIMATORS[base].format(l=argument)
     if estimator.endswith("+"):  # its value, with the gradient of k2
         half = rf"\tfrac{{1}}{{2}} ({l})^2"
         text = rf"{half} + \operatorname{{sg}}\!\left[{text} - {half}\right]"

@@ -37,6 +37,7 @@ def index() -> str:
 
 
 def _text(entry: dict[str, Any]) -> str:
+    """An entry with a line for each hyper-parameter."""
     listed = entry.pop("hyperparameters")
     rest = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in entry.items())
     lines = ",\n".join(f"  {json.dumps(one, ensure_ascii=False)}" for one in listed)

@@ -28,33 +28,25 @@ class Facts:
     tests/algorithms (of methods of texts in tests/texts), which compares the method's own part with an independent
     computation: a slow loop, or the paper's worked example.
 
-    lacks: parts that are not implemented, and without which the method is a simpler one than its name says: what the
-    paper's results rest on, or what makes the method another than GRPO or PPO. A run is refused unless it excludes each
-    by name (--algorithm.without). needs: needs that only some runs provide (`jaxrl_llm.core.needs`), and what each is
-    to the method; a run must provide or exclude them too. beside: parts of the paper that are not here, and without
-    which the method is still the paper's: variants, ablations, stages before the run, other models, and choices that a
-    run makes by its data, rewards or environment; `jaxrl algorithms NAME` shows them.
+    needs: needs that only some runs provide (`jaxrl_llm.core.needs`), and what each is to the method. A run is refused
+    unless it provides each or excludes it by name (--algorithm.without). beside: parts of the paper that are not here,
+    and without which the method is still the paper's: variants, ablations, stages before the run, other models, and
+    choices that a run makes by its data, rewards or environment; `jaxrl algorithms NAME` shows them.
     """
 
     paper: str
     year: int
     test: str
-    lacks: Parts = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
     beside: Parts = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for parts in (self.lacks, self.beside):
-            if wrong := [name for name, said in parts.items() if len(said) != 2]:
-                raise InputError(f"a part of a method says what it is and what would provide it, unlike {shown(wrong)}")
+        if wrong := [name for name, said in self.beside.items() if len(said) != 2]:
+            raise InputError(f"a part of a method says what it is and what would provide it, unlike {shown(wrong)}")
 
 
 def method(
-    *,
-    paper: str,
-    test: str,
-    year: int | None = None,
-    lacks: Parts | None = None,
+    *, paper: str, test: str, year: int | None = None
 ) -> Callable[[Callable[Parameters, Built]], Callable[Parameters, Built]]:
     """Decorate the function that builds a method with its `Facts`, and check its hyper-parameters when it is called.
 
@@ -68,7 +60,7 @@ def method(
     def decorate(build: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
         made = checked(build)
         needs, others = (getattr(build, name, {}) for name in ("needs", "beside"))
-        made.__dict__["facts"] = Facts(paper, published, test, lacks or {}, needs, others)
+        made.__dict__["facts"] = Facts(paper, published, test, needs, others)
         return made
 
     return decorate

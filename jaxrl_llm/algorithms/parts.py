@@ -1,25 +1,19 @@
-"""Parts of methods that are not implemented, or that only some runs provide: refused unless excluded by name.
+"""Needs of methods that only some runs provide: a run without one is refused unless it excludes it by name.
 
-`algorithms.method.Facts` says of each method what it lacks and needs; --algorithm.without PART, several separated by
-commas, excludes them.
+`algorithms.method.Facts` says of each method what it needs; --algorithm.without NEED, several separated by commas,
+excludes them.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from jaxrl_llm.algorithms import CATALOGUE
-from jaxrl_llm.algorithms.method import Parts, facts_of
+from jaxrl_llm.algorithms.method import facts_of
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import NEEDS, need_of
 from jaxrl_llm.rewards.specs import component, unweighted
 from jaxrl_llm.rewards.workers.loading import declared
 from jaxrl_llm.utils.errors import InputError, unknown
-
-
-def lacks_of(method: str) -> Parts:
-    """The parts that a method of the catalogue lacks; none for any other."""
-    facts = facts_of(CATALOGUE[method]) if method in CATALOGUE else None
-    return {} if facts is None else facts.lacks
 
 
 def needs_of(method: str) -> Mapping[str, str]:
@@ -30,8 +24,7 @@ def needs_of(method: str) -> Mapping[str, str]:
 
 def missing(method: str) -> dict[str, tuple[str, str]]:
     """What a method lacks in a run with the default rollout, by name: what it is, and what would provide it."""
-    needs = {name: (what, NEEDS[name].provider or "") for name, what in needs_of(method).items()}
-    return {**lacks_of(method), **needs}
+    return {name: (what, NEEDS[name].provider or "") for name, what in needs_of(method).items()}
 
 
 def names_in(without: str | Iterable[str]) -> tuple[str, ...]:
@@ -51,28 +44,22 @@ def check_whole(
     provided: Iterable[str] = (),
     option: str = "--algorithm.without {}",
 ) -> None:
-    """InputError, in one line, unless the run provides or excludes each part and need of the method.
+    """InputError, in one line, unless the run provides or excludes each need of the method.
 
-    needs: those of the algorithm. without: names of excluded parts and needs. provided: parts and needs that the run
-    has, such as its rollout's `provides`. option: how `without` is given, for the message. Also raises InputError for
-    a name in `without` that the method neither lacks nor needs a part of the run to provide.
+    needs: those of the algorithm. without: names of excluded needs. provided: needs that the run provides, such as its
+    rollout's `provides`. option: how `without` is given, for the message. Also raises InputError for a name in
+    `without` that is no need of the method which a part of the run would provide.
     """
-    given, parts = names_in(without), lacks_of(method)
+    given = names_in(without)
     own = {need_of(need).name for need in needs if need_of(need).provider}  # which the method's rollout may provide
     known = {*missing(method), *own}
     for name in given:
         if name not in known:
             raise unknown(f"part that {method} lacks", name, known)
-    there = {*given, *provided}
-    lacks, unmet = [name for name in parts if name not in there], _unmet(needs, there)
-    said = []
-    if lacks:
-        said.append("lacks " + "; ".join(f"{name}: {parts[name][0]} (wanted: {parts[name][1]})" for name in lacks))
-    if unmet:
-        said.append("needs " + "; ".join(_use(name, needs_of(method).get(name)) for name in unmet))
-    if said:
-        names = ",".join([*given, *lacks, *unmet])
-        raise InputError(f"{method} {', and '.join(said)}. To train without: {option.format(names)}")
+    if unmet := _unmet(needs, {*given, *provided}):
+        said = "; ".join(_use(name, needs_of(method).get(name)) for name in unmet)
+        names = ",".join([*given, *unmet])
+        raise InputError(f"{method} needs {said}. To train without: {option.format(names)}")
 
 
 def check_needs(needs: Iterable[str], provided: Iterable[str]) -> None:

@@ -165,7 +165,8 @@ def report_command(arguments: list[str]) -> int:
     at = arguments.index("--compare") if "--compare" in arguments else len(arguments)
     if at + 1 == len(arguments):
         raise InputError("--compare needs at least one name")
-    arguments, others = arguments[:at], [method_name(name) for name in arguments[at + 1 :]]
+    others = [method_name(name) for name in arguments[at + 1 :]]
+    arguments = arguments[:at]
     prompts, arguments = flag(arguments, "--prompts")
     output, arguments = take(arguments, "--output")
     steps, names = take(arguments, "--after-steps")

@@ -85,7 +85,9 @@ def easy_first(rows: list[dict[str, Any]], draws: int, seed: int) -> Curriculum:
     for level, places in ((1, ~hard), (2, hard)):
         order[places] = np.resize(random.permutation(np.flatnonzero(digits == level)), places.sum())
 
-    following = lambda at, count: (order.take(range(at, at + count), mode="wrap"), at + count)  # noqa: E731
+    def following(at: int, count: int) -> tuple[np.ndarray, int]:
+        return order.take(range(at, at + count), mode="wrap"), at + count
+
     return Curriculum(lambda: 0, following, lambda at, step: at)
 
 

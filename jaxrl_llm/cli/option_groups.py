@@ -93,10 +93,14 @@ SHARED: dict[str, str] = {
 
 @cache
 def setting_docs(kind: type) -> dict[str, str]:
-    """The description under each field of a configuration's class, on one line."""
+    """The description under each field of a configuration's class, also of those that it inherits, on one line."""
+    inherited: dict[str, str] = {}
+    for base in kind.__bases__:
+        if base is not object:
+            inherited |= setting_docs(base)
     source = Path(inspect.getsourcefile(kind) or "").read_text(encoding="utf-8")
     (body,) = (x.body for x in ast.parse(source).body if isinstance(x, ast.ClassDef) and x.name == kind.__name__)
-    return {
+    return inherited | {
         field.target.id: " ".join(str(text.value.value).split())
         for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)

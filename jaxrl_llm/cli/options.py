@@ -118,7 +118,8 @@ def parse(kind: Any, arguments: list[str], program: str, description: str | None
 
 def options_class(name: str, rows: Iterable[Option]) -> Any:
     """A dataclass with these options."""
-    arg, fields = _tyro().conf.arg, list[tuple[str, Any, Any]]()
+    arg = _tyro().conf.arg
+    fields: list[tuple[str, Any, Any]] = []
     for option, kind, text, default in rows:
         given = default if isinstance(default, dataclasses.Field) else dataclasses.field(default=default)
         fields.append((option, Annotated[kind, arg(help=text)], given))
@@ -127,14 +128,20 @@ def options_class(name: str, rows: Iterable[Option]) -> Any:
 
 def settings_rows(kind: Any, names: Iterable[str]) -> list[Option]:
     """The options that some settings of a configuration's class are, with its defaults."""
-    hints, docs, fields = typing.get_type_hints(kind), setting_docs(kind), kind.__dataclass_fields__
-    fresh = lambda one: dataclasses.field(default=one.default, default_factory=one.default_factory)  # noqa: E731
-    return [(name, hints[name], docs[name], fresh(fields[name])) for name in names]
+    hints = typing.get_type_hints(kind)
+    docs = setting_docs(kind)
+
+    def field_of(name: str) -> Any:
+        field = kind.__dataclass_fields__[name]
+        return dataclasses.field(default=field.default, default_factory=field.default_factory)
+
+    return [(name, hints[name], docs[name], field_of(name)) for name in names]
 
 
 def positional(name: str, many: bool = False) -> Any:
     """The type of a positional argument that the help calls by this name: a text, or many of them."""
-    conf, shown = _tyro().conf, f"[{name} ...]" if many else name
+    conf = _tyro().conf
+    shown = f"[{name} ...]" if many else name
     return Annotated[tuple[str, ...] if many else str, conf.Positional, conf.arg(metavar=shown)]
 
 
@@ -193,9 +200,11 @@ def flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
 
 
 def _last(arguments: list[str], option: str) -> str | None:
-    last, (value, rest) = None, take(arguments, option)
+    last = None
+    value, rest = take(arguments, option)
     while value is not None:
-        last, (value, rest) = value, take(rest, option)
+        last = value
+        value, rest = take(rest, option)
     return last
 
 

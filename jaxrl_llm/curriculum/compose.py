@@ -192,7 +192,9 @@ def solved_by(step: Step, score: Score | None = None) -> dict[int, float]:
     if score is not None:
         reward = np.asarray(score(batch), np.float64)
     part = (batch.info or {}).get("part")
-    counts = ~np.isnan(reward) & (np.ones(len(ids), bool) if part is None else ~(np.asarray(part) > 0))
+    counts = ~np.isnan(reward)
+    if part is not None:
+        counts &= ~(np.asarray(part) > 0)
     return {int(i): float(reward[counts & (ids == i)].mean()) for i in dict.fromkeys(ids[counts].tolist())}
 
 
@@ -223,7 +225,8 @@ def hard_buffer(
         free = [i for i in state["buffer"] if i not in set(new.tolist())]
         if len(free) < wanted:  # problems that the epoch asks now anyway
             more, after = stream.select(after, wanted - len(free))
-            new, wanted = np.concatenate([new, more]), len(free)
+            new = np.concatenate([new, more])
+            wanted = len(free)
         random = np.random.default_rng([seed, state["drawn"]])
         old = random.choice(np.asarray(free, np.int32), wanted, replace=False)
         state = {**state, "stream": after, "drawn": state["drawn"] + (count > 0), "replayed": wanted}

@@ -154,6 +154,7 @@ def curriculum_of(
 
 
 def _named(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> State:
+    """The entries of rules by their numbers, as one dict."""
     return {f"rule{number}_{name}": value for number, own in entries for name, value in own.items()}
 
 

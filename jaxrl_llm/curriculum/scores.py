@@ -89,9 +89,9 @@ def adversarial_sets(
     K = len(names)
 
     def observe(state: State, outcome: Outcome) -> State:
-        at, mean = place[outcome.results.ids], outcome.results.mean
+        at = place[outcome.results.ids]
         count = np.bincount(at, minlength=K)
-        failed = np.bincount(at, 1 - mean, K) / np.maximum(count, 1)
+        failed = np.bincount(at, 1 - outcome.results.mean, K) / np.maximum(count, 1)
         S = np.where(np.isnan(state["loss"]), failed, state["loss"] + smoothing * (failed - state["loss"]))
         S = np.where(count > 0, S, state["loss"])
         known = ~np.isnan(S)
@@ -194,7 +194,8 @@ def drop_solved(
             return {}
         ids, solved = measure(outcome.step)
         streak = np.where(solved >= at, np.minimum(state["streak"][ids].astype(np.int64) + 1, 255), 0)
-        out, was = streak >= visits, state["since"][ids] >= 0
+        out = streak >= visits
+        was = state["since"][ids] >= 0
         return {
             "since": changed(state["since"], ids, np.where(out, step, -1)),
             "streak": changed(state["streak"], ids, streak),
@@ -233,7 +234,8 @@ def staged(
         return min(step // steps, last)
 
     def left_out(state: State, prompts: Prompts) -> Array:
-        mine, now = place[prompts.ids], stage(prompts.step)
+        mine = place[prompts.ids]
+        now = stage(prompts.step)
         return where(Why.LATER, mine > now) + where(Why.EARLIER, (mine < now) & (earlier == 0))
 
     def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:

@@ -164,9 +164,12 @@ def content_of(prompt: Any) -> str:
         prompt = [{"role": "user", "content": prompt}]
     if is_conversation(prompt):
         # Struct columns fill in the fields that a message does not have with None.
-        clean = lambda value: value.strip() if isinstance(value, str) else value  # noqa: E731
-        prompt = [{name: clean(value) for name, value in one.items() if value is not None} for one in prompt]
+        prompt = [{name: _stripped(value) for name, value in one.items() if value is not None} for one in prompt]
     return canonical(prompt)
+
+
+def _stripped(value: Any) -> Any:
+    return value.strip() if isinstance(value, str) else value
 
 
 def same_prompt(row: Mapping[str, Any]) -> str:
@@ -260,6 +263,7 @@ class _Finish:
         return find(row, where, self.prompt_column or prompt_column_of(row, where), self.answer_column)
 
     def tell(self, source: str, row: Row, say: Callable[[str], object]) -> None:
+        """Say which columns were chosen, if they have other names."""
         if text := self.found(row, source).said:
             say(f"{source}: {text}")
 

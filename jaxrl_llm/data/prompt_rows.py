@@ -101,7 +101,9 @@ class PromptRows(Sequence[Row]):
     def __getitem__(self, index: slice) -> list[Row]: ...
 
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        return self.rows(range(*index.indices(len(self)))) if isinstance(index, slice) else self.rows([index])[0]
+        if isinstance(index, slice):
+            return self.rows(range(*index.indices(len(self))))
+        return self.rows([index])[0]
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """The rows of these numbers, read together."""
@@ -139,7 +141,8 @@ def rows_as_drawn(source: RandomAccess, name: str, count: int, finish: Callable[
     """The first `count` rows of a source. InputError if one of the rows sampled is malformed or has no valid prompt."""
     some = [i * (count - 1) // (SAMPLED - 1) for i in range(SAMPLED)] if count > SAMPLED else list(range(count))
     raw = PromptRows(source, name, lambda row, where: row, np.arange(count, dtype=np.min_scalar_type(count)))
-    sampled, places = raw.rows(some), [raw.where(number) for number in some]
+    sampled = raw.rows(some)
+    places = [raw.where(number) for number in some]
     columns = tuple(dict.fromkeys([*getattr(source, "columns", ()), *(column for row in sampled for column in row)]))
     rows = dataclasses.replace(raw, finish=finish, columns=columns)
     sample = tuple((where, rows._finished(row, where)) for where, row in zip(places, sampled, strict=True))

@@ -105,6 +105,7 @@ class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):
 
 
 def _is_alike(state: Any, other: Any) -> bool:
+    """Whether two states have the same keys and types of values, and no number is negative."""
     if isinstance(other, dict):
         alike = isinstance(state, dict) and state.keys() == other.keys()
         return alike and all(_is_alike(state[name], value) for name, value in other.items())

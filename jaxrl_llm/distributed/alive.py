@@ -121,7 +121,8 @@ def silent_since(limit: float) -> Callable[[dict[int, str], float], list[int]]:
         for host, value in seen.items():
             if host not in changed or changed[host][0] != value:
                 changed[host] = value, now
-        return sorted([host for host in seen if now - changed[host][1] > limit], key=lambda host: changed[host][1])
+        silent = [host for host in seen if now - changed[host][1] > limit]
+        return sorted(silent, key=lambda host: changed[host][1])
 
     return judge
 

@@ -76,11 +76,13 @@ def compiled(
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        jitted, signature = jax.jit(function, **options), inspect.signature(function)
+        jitted = jax.jit(function, **options)
+        signature = inspect.signature(function)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            recording, given = _programs.get(), None
+            recording = _programs.get()
+            given = None
             if check is not None or (recording is not None and results is not None):
                 bound = signature.bind(*args, **kwargs)
                 bound.apply_defaults()

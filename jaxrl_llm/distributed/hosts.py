@@ -81,7 +81,8 @@ def all_hosts() -> Hosts:
     """The processes of this JAX program; see `jax.distributed`."""
     from jax.experimental.multihost_utils import process_allgather
 
-    count, gather = jax.process_count(), partial(gather_through, process_allgather)
+    count = jax.process_count()
+    gather = partial(gather_through, process_allgather)
     return ALONE if count == 1 else Hosts(jax.process_index(), count, gather)
 
 
@@ -183,6 +184,7 @@ def to_numpy(tree: Any, mesh: Mesh) -> Any:
 
 
 def _shared(mesh: Mesh) -> bool:
+    """Whether other processes have devices of the mesh."""
     return not all(_is_own(device) for device in mesh.devices.flat)
 
 

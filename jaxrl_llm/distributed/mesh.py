@@ -79,7 +79,8 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     """
     if not devices:
         raise InputError("a mesh needs at least one device")
-    types, shape = (jax.sharding.AxisType.Auto,) * len(sizes), tuple(sizes.values())
+    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    shape = tuple(sizes.values())
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices > 1:
         between = next((name for name in (DATA, FSDP) if sizes.get(name, 1) % slices == 0), None)
@@ -229,5 +230,4 @@ def to_device(tree: Any) -> Any:
 
 def on_device(tree: Any) -> Any:
     """What is in the host's memory (`to_host`), on the device, with the same sharding; the rest as it is."""
-    put = lambda x: to_memory(x, "device") if x.sharding.memory_kind == HOST else x  # noqa: E731
-    return jax.tree.map(put, tree)
+    return jax.tree.map(lambda x: to_memory(x, "device") if x.sharding.memory_kind == HOST else x, tree)

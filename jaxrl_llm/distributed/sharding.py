@@ -116,8 +116,8 @@ def named_shardings(specs: Any, mesh: Mesh | AbstractMesh) -> Any:
 
 def _specs_like(params: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     """Specs for exactly these parameters, stacked or not, with a critic or not."""
-    stacked, adapted = not isinstance(params.get("layers"), tuple), params if "layers" in params else None
-    specs = parameter_specs(config, mesh, stacked, adapted)
+    stacked = not isinstance(params.get("layers"), tuple)
+    specs = parameter_specs(config, mesh, stacked, params if "layers" in params else None)
     found = {name: specs[name] for name in params if name in specs}
     if "critic" in params:
         found["critic"] = jax.tree.map(lambda _: PartitionSpec(), params["critic"])
@@ -211,9 +211,11 @@ def reshard(tree: Any, shardings: Any, donate: bool = False) -> tuple[Any, Moved
     if donate:
         pairs = list(zip(jax.tree.leaves(tree), jax.tree.leaves(jax.tree.broadcast(shardings, tree)), strict=True))
 
-        def may_share(x: jax.Array, new: Any) -> bool:  # where some device holds the same part of both
-            old, parts = _regions(x.sharding, x.shape), _regions(new, x.shape).items()
-            return _memory(x.sharding) == _memory(new) and any(old.get(device) == part for device, part in parts)
+        def may_share(x: jax.Array, new: Any) -> bool:
+            """Whether some device holds the same part of both."""
+            old = _regions(x.sharding, x.shape)
+            same_part = any(old.get(device) == part for device, part in _regions(new, x.shape).items())
+            return same_part and _memory(x.sharding) == _memory(new)
 
         arrays = [(x, may_share(x, sharding)) for x, sharding in pairs if isinstance(x, jax.Array)]
         kept = {id(x) for x, shared in arrays if shared}  # one array may stand in several places of the tree

@@ -131,6 +131,8 @@ def _user(text: Any) -> list[dict[str, str]]:
 
 
 class _Adapter:
+    """An object of another library as an environment."""
+
     tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, world: Any) -> None:

@@ -161,8 +161,10 @@ class Replayable:
             except NotCopiedError as error:
                 return await self._replayed(count, str(error))
             other = copy.copy(self)
-            other._world, other._generators = world, self._generators.copy()
-            other._replies, other._answers, other.seen = [*self._replies], [*self._answers], [*self.seen]
+            other._world = world
+            other._generators = self._generators.copy()
+            other._replies, other._answers = [*self._replies], [*self._answers]
+            other.seen = [*self.seen]
             return other
         return await self._replayed(count, "it was asked for as it was before")
 

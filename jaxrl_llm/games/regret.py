@@ -63,7 +63,8 @@ def volatility_adaptive(warm_up: int = 500) -> RegretRule:
     def observe(old: Regrets, r: Array, t: int) -> Regrets:
         new = Regrets(old.total, 0.1 * float(np.max(np.abs(r))) + 0.9 * old.volatility)
         a = max(0.1, 1.5 - 0.5 * share(new))
-        power = np.where(old.total >= 0, float(t) ** a, float(t) ** min(a, -0.1 - 0.5 * share(new)))
+        b = min(a, -0.1 - 0.5 * share(new))
+        power = np.where(old.total >= 0, float(t) ** a, float(t) ** b)
         total = power / (power + 1) * old.total + np.where(r > 0, 1.1 * r, r)
         return new._replace(total=np.maximum(total, -20.0))
 

@@ -115,7 +115,9 @@ def given_pairs(task: Task, key: Array, step: Array | int, prompts: int) -> Traj
     same = jnp.all(chosen == rejected, axis=1, keepdims=True)
     said = jnp.stack([chosen, rejected], axis=1).reshape(2 * prompts, -1)
     reward = jnp.where(same, jnp.nan, jnp.array([1.0, 0.0])).reshape(-1)
-    before_end, zeros = jnp.cumsum(said == task.end, axis=1) - (said == task.end) == 0, jnp.zeros(said.shape)
+    ends = said == task.end
+    before_end = jnp.cumsum(ends, axis=1) - ends == 0  # the first end counts
+    zeros = jnp.zeros(said.shape)
     given = Completions(said, before_end, before_end, zeros, zeros)
     scores: dict[str, Any] = {"rewards": {GIVEN: reward}, "reward": reward, "truncated": jnp.zeros(2 * prompts, bool)}
     return batch_of(task, jnp.repeat(shown, 2, axis=0), given, zeros, step, 2, **scores).replace(entropy=None)
@@ -242,19 +244,23 @@ def batch_of(
 
     turn: int32[N, T] of each place, which counts where the policy chose the token. scores: further fields.
     """
-    beside = lambda x: jnp.pad(x, ((0, 0), (task.prompt_length, 0)))  # noqa: E731
-    actions, N = beside(drawn.mask), prompts.shape[0]
+    N = prompts.shape[0]
+
+    def after_prompt(x: Array) -> Array:
+        return jnp.pad(x, ((0, 0), (task.prompt_length, 0)))
+
+    actions = after_prompt(drawn.mask)
     return Trajectories(
         tokens=jnp.concatenate([prompts[:, : task.prompt_length], drawn.tokens], axis=1),
-        token_mask=beside(drawn.real) | (jnp.arange(actions.shape[1]) < task.prompt_length),
+        token_mask=after_prompt(drawn.real) | (jnp.arange(actions.shape[1]) < task.prompt_length),
         action_mask=actions,
-        behaviour_logp=beside(drawn.logp),
+        behaviour_logp=after_prompt(drawn.logp),
         policy_step=jnp.full(actions.shape, step, jnp.int32),
-        turn=jnp.where(actions, beside(turn), -1).astype(jnp.int32),
+        turn=jnp.where(actions, after_prompt(turn), -1).astype(jnp.int32),
         group=jnp.repeat(jnp.arange(N // group_size, dtype=jnp.int32), group_size),
         prompt_id=jax.vmap(task.number)(prompts).astype(jnp.int32),
         temperature=jnp.ones(N),
-        entropy=beside(drawn.entropy),
+        entropy=after_prompt(drawn.entropy),
         **scores,
     )
 

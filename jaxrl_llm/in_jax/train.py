@@ -117,7 +117,7 @@ def make_train(
     resampling (`Algorithm.curriculum`) here. without: parts and needs, as for `--algorithm.without`, that a method
     lacks here and may go without; also "rollout", "curriculum" and "replay", of which the laboratory has only groups of
     the task's prompts and pairs (`Task.pairs`). Raises InputError for another task, method or setting, and `train` for
-    another key, number or start, or where a method lacks a part or needs what the laboratory does not provide.
+    another key, number or start, or where a method needs what the laboratory does not provide.
     """
     expect("task", task, Task)
     check_settings(settings)

@@ -86,6 +86,7 @@ def largest_step(config: OptimizerConfig) -> float:
 
 
 def _adamw(config: OptimizerConfig, rate: optax.Schedule, first: Any = jnp.float32) -> optax.GradientTransformation:
+    """AdamW with its first moment in the dtype `first`."""
     return optax.chain(
         scale_by_adam(config.beta1, config.beta2, config.epsilon, config.max_grad_norm, first),
         optax.add_decayed_weights(config.weight_decay, decayed),
@@ -203,14 +204,19 @@ def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) ->
         if params is None or not any(map(narrow, jax.tree.leaves(params))):
             return inner.update(gradients, state, params, **extra)
 
-        gradients32 = lambda one: jax.tree.map(lambda g: one * g.astype(jnp.float32), gradients)  # noqa: E731
+        def gradients32(factor: jax.Array | float) -> Any:
+            return jax.tree.map(lambda g: factor * g.astype(jnp.float32), gradients)
+
         if not master_copy:
             params32 = jax.tree.map(lambda p: p.astype(jnp.float32), params)
             return inner.update(gradients32(1.0), state, params32, **extra)
 
         def advance(before: tuple[Any, Any], one: jax.Array | float) -> tuple[Any, Any]:
-            own = lambda master, p: jnp.where(master.astype(p.dtype) == p, master, p.astype(jnp.float32))  # noqa: E731
-            params32 = jax.tree.map(own, before[0], params)
+            def current(master: jax.Array, p: jax.Array) -> jax.Array:
+                """The master, or p where that is no longer the master rounded."""
+                return jnp.where(master.astype(p.dtype) == p, master, p.astype(jnp.float32))
+
+            params32 = jax.tree.map(current, before[0], params)
             updates, after = inner.update(gradients32(one), before[1], params32, **extra)
             return jax.tree.map(jnp.add, params32, updates), after
 

@@ -54,6 +54,7 @@ def _computed(function: Callable[..., jax.Array], *of: Any) -> jax.Array:
 
 @compiled(static_argnames=("policy",))
 def _values_of(policy: Policy, params: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
+    """The critic's values alone, f32[N, L, heads]."""
 
     def values(part: Trajectories, packing: Packing | None) -> jax.Array:
         return (policy_outputs(policy, params, part, packing, Wanted(("values",))).extras or {})["values"]

@@ -91,8 +91,8 @@ def size_of_prefixes(
     # A row for each prompt, unless that wastes much: the fewer sizes there are, the fewer programs are compiled.
     width = rounded_up(bucket(longest, least=16), multiple)
     if count * width - max(map(sum, prefixes)) > (count * width + after) / 8:
-        alike = lambda _: [(part, [0] * len(part)) for part in prefixes]  # noqa: E731
-        return fewest_places(longest, alike, (1, 2, 4), groups, multiple)
+        pieces: list[Pieces] = [(part, [0] * len(part)) for part in prefixes]  # which fit together in any row
+        return fewest_places(longest, lambda width: pieces, (1, 2, 4), groups, multiple)
     return width, count
 
 
@@ -166,8 +166,11 @@ def pack(
     longest = max((int(trie.lengths.max()) for part in split for trie in part), default=0)
     W1, R1 = 0, 0
     if longest:
-        sizes = lambda width: [_sizes(part, W0, width, chunk) for part in split]  # noqa: E731
-        W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2), n, columns * multiple)
+
+        def pieces_of(width: int) -> list[Pieces]:
+            return [_sizes(part, W0, width, chunk) for part in split]
+
+        W1, R1 = fewest_places(longest + 1, pieces_of, (1, 2, 4) if trees else (1, 2), n, columns * multiple)
     assigned = [assign(part, W0, W1, L, chunk) for part in split]
     R0 = rounded_up(R0, devices)
     each = bucket(max(int(np.bincount(a.parents, minlength=1).max()) for a in assigned), 1)
@@ -221,7 +224,8 @@ def _lines(parents: Array, tiles: _Tiles) -> Array:
     if tiles.devices == 1:
         return np.arange(len(parents))
     each = tiles.suffixes[0] // tiles.prefixes[0]
-    return parents * each + np.array([int((parents[:k] == p).sum()) for k, p in enumerate(parents)], int)
+    siblings_before = np.array([int((parents[:k] == parent).sum()) for k, parent in enumerate(parents)], int)
+    return parents * each + siblings_before
 
 
 def _listed(assigned: Assigned, tiles: _Tiles) -> _Actions:

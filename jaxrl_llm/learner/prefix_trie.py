@@ -204,4 +204,6 @@ def number_tokens(trie: PrefixTrie, width: int, columns: int, number: int, multi
 def _aligned(starts: Array, size: int, multiple: int) -> Array:
     """The place of each of `size` tokens, where runs that begin with some of them begin at multiples."""
     lengths = np.diff([*starts, size])
-    return np.arange(size) + np.repeat(np.cumsum([0, *(-(-lengths[:-1] // multiple) * multiple)]) - starts, lengths)
+    padded = -(-lengths // multiple) * multiple
+    aligned = np.cumsum([0, *padded[:-1]])  # where the runs begin
+    return np.arange(size) + np.repeat(aligned - starts, lengths)

@@ -44,9 +44,12 @@ def shard(tree: Any, policy: Policy, mesh: Mesh) -> Any:
 
 
 def compile_learning(
-    learner: Learner, params: Params, batch: Trajectories, facts: RunFacts | None = None, platform: str | None = None,
+    learner: Learner,
+    params: Params,
+    batch: Trajectories,
+    platform: str | None = None,
     beside: Executor | None = None,
-) -> list[Program]:  # fmt: skip
+) -> list[Program]:
     """The programs of an iteration, in their order, compiled for the learner's mesh, whose devices need not be there.
 
     params: shapes of the parameters that learn; the learner's other parameters are shapes too. batch: numbers on the
@@ -55,6 +58,6 @@ def compile_learning(
     with ahead_of_time(platform, beside) as programs:
         params, reference, frozen = shard((params, learner.reference, learner.frozen), learner.policy, learner.mesh)
         learner = learner._replace(reference=reference, frozen=frozen)
-        state, memory = start(learner.policy, learner.algorithm, learner.optimizer, params, facts, learner.mesh)
+        state, memory = start(learner.policy, learner.algorithm, learner.optimizer, params, None, learner.mesh)
         learn_batch(learner, state, memory, batch)
     return programs

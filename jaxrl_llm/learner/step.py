@@ -79,7 +79,8 @@ def learn_batch(
     learner = learner._replace(policy=as_sampled(learner.policy, learner.algorithm))
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
     routing = routing_of(algorithm.routing, policy, batch)
-    marks, slices = (batch.info or {}).get("measured"), learner.minibatches * learner.micro_batches
+    marks = (batch.info or {}).get("measured")
+    slices = learner.minibatches * learner.micro_batches
     # The rows that the update takes, where others are marked that only `provide` reads; None: all.
     measured: Any = np.zeros(0, bool) if marks is None else np.asarray(marks) > 0
     trained = np.flatnonzero(~measured) if measured.any() else None

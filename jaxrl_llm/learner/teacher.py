@@ -81,11 +81,13 @@ def under_teacher(batch: Trajectories, tokens: jax.Array, top: jax.Array | None 
     ids = tokens.astype(jnp.int32)
     known = ids >= 0
     # Of each place, its column in the batch, and whether it has one.
-    place, prompt = jnp.arange(known.shape[1]), _prompts(batch, known)[:, None]
+    place = jnp.arange(known.shape[1])
+    prompt = _prompts(batch, known)[:, None]
     inside = known & (place >= jnp.maximum(prompt, 1))
     columns = jnp.clip(place - prompt + _first(batch)[:, None], 0, batch.tokens.shape[1] - 1)
 
-    moved, zeros = partial(_taken, columns=columns, inside=inside), jnp.zeros(ids.shape)
+    moved = partial(_taken, columns=columns, inside=inside)
+    zeros = jnp.zeros(ids.shape)
     return Trajectories(
         tokens=jnp.maximum(ids, 0), token_mask=known, action_mask=moved(batch.action_mask, False),
         behaviour_logp=zeros, policy_step=zeros.astype(jnp.int32), turn=moved(batch.turn, -1), group=batch.group,

@@ -228,7 +228,8 @@ OWN = ("kl/behaviour", "mismatch")  # metrics of the difference between sampler 
 
 def diagnostics(outputs: PolicyOutputs, batch: Trajectories) -> Metrics:
     """Token means that are worth seeing whatever the objective."""
-    weights, tokens = batch.loss_weights, batch.totals["tokens"] if batch.totals else 1.0
+    weights = batch.loss_weights
+    tokens = batch.totals["tokens"] if batch.totals else 1.0
     sampled = (batch.info or {}).get(SAMPLED, batch.behaviour_logp)
     difference = jnp.where(weights != 0, outputs.logp - sampled, 0.0)
     values = {

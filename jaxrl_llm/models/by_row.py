@@ -52,9 +52,12 @@ def with_members(policy: Policy, params: Params, numbers: Array, seed: Array) ->
 
     if isinstance(layers, tuple):
         return {**params, "layers": tuple({**layer, ROWS: of_layer(i)} for i, layer in enumerate(layers))}
-    numbered = lambda kind: jax.vmap(of_layer)(jnp.asarray(config.layers_of(kind), jnp.int32))  # noqa: E731
-    stacked = make_kinds(lambda kind: {**of_kind(layers, config, kind), ROWS: numbered(kind)}, config)
-    return {**params, "layers": stacked}
+
+    def with_members(kind: int) -> Params:
+        numbers_of_layers = jnp.asarray(config.layers_of(kind), jnp.int32)
+        return {**of_kind(layers, config, kind), ROWS: jax.vmap(of_layer)(numbers_of_layers)}
+
+    return {**params, "layers": make_kinds(with_members, config)}
 
 
 def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:

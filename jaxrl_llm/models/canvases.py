@@ -28,14 +28,17 @@ def canvases(batch: Trajectories, unmasking: Unmasking) -> tuple[Array, Packing]
     """
     N, L = batch.tokens.shape
     block, W = unmasking.block, L + unmasking.block - 1
-    wide = lambda x: jnp.pad(x, ((0, 0), (0, W - L)))  # noqa: E731
-    tokens, known, action = map(wide, (batch.tokens, batch.token_mask, batch.action_mask))
+
+    def widened(x: Array) -> Array:
+        return jnp.pad(x, ((0, 0), (0, W - L)))
+
+    tokens, known, action = map(widened, (batch.tokens, batch.token_mask, batch.action_mask))
     column = jnp.arange(W)
     acts = jnp.any(action, axis=1)
     first = jnp.argmax(action, axis=1)
     last = W - 1 - jnp.argmax(action[:, ::-1], axis=1)
     end = jnp.where(acts, first + block * (-(-(last + 1 - first) // block)), 0)
-    masked = action & (wide(batch.need(MASKED)) > 0) if MASKED in (batch.info or {}) else action
+    masked = action & (widened(batch.need(MASKED)) > 0) if MASKED in (batch.info or {}) else action
     filled = (column > last[:, None]) & (column < end[:, None])
     tokens = jnp.where(masked | filled, unmasking.mask_token, tokens)
     real = known | filled

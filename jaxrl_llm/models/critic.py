@@ -115,8 +115,9 @@ def start_as_reward_model(policy: Policy, params: Params, reward: Policy, weight
     try:
         check_params(own, weights)
     except InputError as error:
-        what = "the reward model that the critic shall start as is not of the policy's size"
-        raise InputError(f"{what}: {error}") from None
+        raise InputError(
+            f"the reward model that the critic shall start as is not of the policy's size: {error}"
+        ) from None
     head = {"weight": weights["score"].astype(jnp.float32), "bias": jnp.zeros(labels, jnp.float32)}
     return {**params, "critic": {"head": head, "tower": {name: x for name, x in weights.items() if name != "score"}}}
 

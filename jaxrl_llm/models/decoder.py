@@ -116,6 +116,10 @@ def _stacked(each: list[Any], axis: int) -> Any:
     return jax.tree.map(lambda *y: jnp.stack(y, axis), *each)
 
 
+def _moved(layers: Any, axis: int) -> Any:
+    return jax.tree.map(lambda y: jnp.moveaxis(y, 0, axis), layers)
+
+
 def _with_routing(settings: Settings, memory: Any, each: Callable[[int], Any]) -> Any:
     """The memory of layers, with what all routers leave where it is asked for. each: this, the layers at an axis."""
     return (memory, each(2 if settings.record else 0)) if settings.record or settings.counted is not None else memory
@@ -134,8 +138,7 @@ def _scanned(
         if not config.kinds:
             (x, _), left = jax.lax.scan(body, (x, latest), over)
             (found, marks), *_ = left
-            moved = lambda axis, marks=marks: jax.tree.map(lambda y: jnp.moveaxis(y, 0, axis), marks)  # noqa: E731
-            return x, _with_routing(settings, found, moved)
+            return x, _with_routing(settings, found, partial(_moved, marks))
         if block.repeats == 1:
             (x, latest), left = body((x, latest), jax.tree.map(lambda y: y[0], over))
             left = jax.tree.map(lambda y: y[None], left)

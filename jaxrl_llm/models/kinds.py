@@ -25,8 +25,11 @@ class Kind(NamedTuple):
 
 def whole(least: int, most: int = 2**31 - 1) -> Kind:
     """A whole number (no bool, no float) from `least` to `most`, both included."""
-    is_whole = lambda x: isinstance(x, Integral) and not isinstance(x, bool)  # noqa: E731
-    return Kind(f"a whole number from {least} to {most}", lambda x: is_whole(x) and least <= x <= most)
+
+    def test(x: Any) -> bool:
+        return isinstance(x, Integral) and not isinstance(x, bool) and least <= x <= most  # type: ignore[operator]
+
+    return Kind(f"a whole number from {least} to {most}", test)
 
 
 def number(least: float = -math.inf, above: float = -math.inf) -> Kind:

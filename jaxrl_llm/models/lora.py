@@ -138,10 +138,13 @@ def split(params: Params) -> tuple[Params, Params]:
 def _kept(params: Params, keep: Callable[[str], bool]) -> Any:
     """Of the layers' arrays, stacked or not, those by whose names `keep` is true; kinds of layers without are none."""
     layers = _layers(params)
-    own = lambda layer: {name: x for name, x in layer.items() if keep(name)}  # noqa: E731
+
+    def kept(layer: Params) -> Params:
+        return {name: x for name, x in layer.items() if keep(name)}
+
     if isinstance(layers, tuple):
-        return tuple(map(own, layers))
-    return {name: entry for name, entry in map_kinds(own, layers).items() if not isinstance(entry, dict) or entry}
+        return tuple(map(kept, layers))
+    return {name: entry for name, entry in map_kinds(kept, layers).items() if not isinstance(entry, dict) or entry}
 
 
 def _layers(params: Params) -> Any:

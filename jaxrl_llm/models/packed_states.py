@@ -99,7 +99,8 @@ def packed_states(
     """
     config, levels = policy.config, packing.levels
     where = placement(config, policy.mesh)
-    shapes, rows, columns = [level.source.shape for level in levels], row_shards(policy.mesh), token_shards(policy.mesh)
+    shapes = [level.source.shape for level in levels]
+    rows, columns = row_shards(policy.mesh), token_shards(policy.mesh)
     # Shards of the rows of each level, each with some prefixes and the suffixes that continue them, and of each row's
     # tokens; 1 where it is uneven.
     even = packing.parent is None and not any(R % rows for R, _ in shapes)
@@ -124,7 +125,8 @@ def packed_states(
     source, *numbers = (concatenated([getattr(level, name) for level in levels]) for name in PackedRows.__annotations__)
     if takes_kernels(policy.mesh) and config.unmasking is None:  # their numbers are of tries
         (R0, W0), (R1, W1), *_ = (*shapes, (0, 0))
-        attended = (R0 * W0 * (W0 + 1) // 2 + R1 * W1 * (W1 + 1) // 2 + R1 * W1 * W0) // tiles[0]
+        within = R0 * W0 * (W0 + 1) // 2 + R1 * W1 * (W1 + 1) // 2
+        attended = (within + R1 * W1 * W0) // tiles[0]
         attend = by_kernel(config, PackedTokens(*numbers), attended, policy.mesh)
     else:
         attend = _by_levels(config, packing, split, concatenated)
@@ -197,9 +199,10 @@ def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:
     if packing.suffixes is None:
         return shard, place
     before = packing.prefixes.source.size
-    after = find(packing.suffixes, packing.state - before)
+    suffix_shard, suffix_place = find(packing.suffixes, packing.state - before)
     first = packing.state < before
-    return jnp.where(first, shard, after[0]), jnp.where(first, place, before // (tiles[0] * tiles[1]) + after[1])
+    suffix_place += before // (tiles[0] * tiles[1])  # behind the prefixes of its shard
+    return jnp.where(first, shard, suffix_shard), jnp.where(first, place, suffix_place)
 
 
 def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:

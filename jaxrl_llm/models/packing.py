@@ -113,7 +113,8 @@ def shared_prompts(batch: Trajectories, group_size: int, prompt_length: int, com
         source = (jnp.arange(N)[:, None] * L + column).astype(jnp.int32)
         of_row = jnp.repeat(before, G) + width + jnp.arange(N, dtype=jnp.int32) % G * T
         suffixes = _paths(source, known.astype(jnp.int32), prompt[:, None], of_row, T)
-        state = jnp.concatenate([state, (N // G) * width + jnp.arange(N)[:, None] * T + jnp.arange(T - 1)], axis=1)
+        own = (N // G) * width + jnp.arange(N)[:, None] * T + jnp.arange(T - 1)  # behind the prompts of all groups
+        state = jnp.concatenate([state, own], axis=1)
     states = state.reshape(-1).astype(jnp.int32)
     return Packing(prefixes, suffixes, None, row.reshape(-1), place.reshape(-1), states, runs=1)
 
@@ -160,6 +161,7 @@ def paths_flow(
         return jnp.concatenate([part.reshape(shards, -1, *x.shape[2:]) for part in each], axis=1)
 
     def as_before(x: Array) -> Array:
+        """The inverse of `in_order`."""
         if as_they_are:
             return x
         parts = jnp.split(x, cuts[:1], axis=1) if len(levels) > 1 else [x]
@@ -240,6 +242,11 @@ def convolve_paths(x: Array, weight: Array, paths: Paths) -> Array:
         at.append(jnp.where(at[-1] >= 0, jnp.take_along_axis(paths.before, jnp.maximum(at[-1], 0), axis=1), -1))
     each = jnp.stack(at, axis=2)
     window = jnp.where((each >= 0)[..., None], x[jnp.arange(S)[:, None, None], jnp.maximum(each, 0)], 0)
-    places = range(taps - 1)
-    more = [sum(window[:, :, back - at - 1] * weight[-1 - back] for back in range(at + 1, taps)) for at in places]
-    return (out + jnp.pad(jnp.stack(more, axis=2), ((0, 0), (0, 0), (0, CHUNK - taps + 1), (0, 0)))).reshape(x.shape)
+
+    def from_before(place: int) -> Any:
+        """What the token at a place of each chunk gets from those before the chunk."""
+        return sum(window[:, :, back - place - 1] * weight[-1 - back] for back in range(place + 1, taps))
+
+    more = jnp.stack([from_before(place) for place in range(taps - 1)], axis=2)
+    more = jnp.pad(more, ((0, 0), (0, 0), (0, CHUNK - taps + 1), (0, 0)))
+    return (out + more).reshape(x.shape)

@@ -94,7 +94,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
 
     def states(x: jax.Array, whole: bool) -> jax.Array:
         if x.ndim == 2:
-            return put(x, axes_of(mesh, SAMPLED_ROWS) if x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0 else rows(x))
+            even = x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0
+            return put(x, axes_of(mesh, SAMPLED_ROWS) if even else rows(x))
         names: tuple[str, ...] = (SEQUENCE,) if whole else (SEQUENCE, TENSOR)
         while names and x.shape[1] % row_shards(mesh, names):
             names = names[:-1]
@@ -208,8 +209,11 @@ def tokens_before_units(x: jax.Array, spec: PartitionSpec | None, mesh: Mesh | N
     Kernels for attention have it the other way round, and XLA for TPUs would lay out all states as those, whose
     products then take up to twice as long. spec: how the states are sharded over the mesh.
     """
-    put = lambda x: with_layout_constraint(x, Layout((0, 1, 2)))  # noqa: E731
-    return put(x) if mesh is None else jax.shard_map(put, mesh=mesh, in_specs=spec, out_specs=spec)(x)
+
+    def laid_out(x: jax.Array) -> jax.Array:
+        return with_layout_constraint(x, Layout((0, 1, 2)))
+
+    return laid_out(x) if mesh is None else jax.shard_map(laid_out, mesh=mesh, in_specs=spec, out_specs=spec)(x)
 
 
 def _as_matrix(put: Callable[..., jax.Array], name: str, x: jax.Array, spec: PartitionSpec) -> jax.Array:

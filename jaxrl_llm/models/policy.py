@@ -182,7 +182,8 @@ def init_params(key: jax.Array, config: ModelConfig, dtype: Any = jnp.float32, s
     if not isinstance(scale, jax.Array):
         require_kind("the scale of parameters", scale, number(least=0))
 
-    out, fills = Params(), {IDENTITY: 1.0 - config.norm_offset, PLAIN: 1.0, ZEROS: 0.0}
+    out = Params()
+    fills = {IDENTITY: 1.0 - config.norm_offset, PLAIN: 1.0, ZEROS: 0.0}
     for place, (path, weight) in enumerate(weights(config).items()):
         if weight.initialiser in fills:
             put(out, path, jnp.full(weight.shape, fills[weight.initialiser], dtype))

@@ -118,9 +118,11 @@ def stacked_layers(params: Any, config: ModelConfig) -> Any:
     layers = params["layers"]
     if not isinstance(layers, tuple):
         return params
-    own = lambda kind: (layers[number] for number in config.layers_of(kind))  # noqa: E731
-    stacked = make_kinds(lambda kind: jax.tree.map(lambda *x: jnp.stack(x), *own(kind)), config)
-    return {**params, "layers": stacked}
+
+    def stacked(kind: int) -> Params:
+        return jax.tree.map(lambda *x: jnp.stack(x), *(layers[number] for number in config.layers_of(kind)))
+
+    return {**params, "layers": make_kinds(stacked, config)}
 
 
 def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Params]:

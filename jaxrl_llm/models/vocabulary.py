@@ -146,12 +146,16 @@ NEVER = -1e30  # the log of probability 0
 
 
 class _Arrays(NamedTuple):
+    """The arrays of a `Distribution`."""
+
     hidden: jax.Array
     unembedding: jax.Array
     temperature: jax.Array
 
 
 class _Form(NamedTuple):
+    """What is static."""
+
     beta: float
     softcaps: tuple[float, float]
     tokens: int  # those below this are compared

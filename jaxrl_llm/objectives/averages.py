@@ -43,6 +43,7 @@ class Average:
         return self.function(values, batch)
 
     def __mul__(self, scale: float | Array) -> Average:
+        """The average times a number."""
         return recorded(self._times(scale), Operation("*", self, scale))
 
     def __rmul__(self, scale: float | Array) -> Average:

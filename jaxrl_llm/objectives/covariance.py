@@ -51,12 +51,15 @@ def draw_covariant(
 
     Writes info["detached"] bool[N, L]. The control of `count_batches` salts the noise.
     """
-    counts, A, rho = batch.loss_weights != 0, batch.need("advantages"), ratio(outputs, batch)
+    counts = batch.loss_weights != 0
+    A = batch.need("advantages")
+    rho = ratio(outputs, batch)
     cov = token_covariances(outputs, batch)
     clipped = -A * jnp.clip(rho, 1 - clip_low, 1 + clip_high) > -A * rho
     candidates = counts & ~clipped & (cov > low) & (cov < high)
-    noise, number = token_noise(batch, control(batch, "batches")), share_down(jnp.sum(counts), share)
-    return batch.with_info(detached=first_k((noise,), candidates, jnp.maximum(1.0, number)))
+    noise = token_noise(batch, control(batch, "batches"))
+    number = jnp.maximum(1.0, share_down(jnp.sum(counts), share))
+    return batch.with_info(detached=first_k((noise,), candidates, number))
 
 
 @part

@@ -51,7 +51,8 @@ def by_rows(otherwise: Average, **kinds: Average) -> Average:
             batch = batch.with_info(**{f"{labels[name]} rows/{key}": x for key, x in new.items()})
         return batch
 
-    return Average(function, frozenset[str]().union(*(average.needs for average in averages.values())), refresh)
+    needs = frozenset[str]().union(*(average.needs for average in averages.values()))
+    return Average(function, needs, refresh)
 
 
 def _tokens(batch: Trajectories, kinds: list[str]) -> dict[str, Array]:

@@ -112,7 +112,8 @@ def value_loss(
         return [values] if values.ndim == 2 else list(jnp.moveaxis(values, -1, 0))
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
-        values, controls = needed_output(outputs, "values", "the value loss"), batch.controls or {}
+        values = needed_output(outputs, "values", "the value loss")
+        controls = batch.controls or {}
         own = (batch.info or {}).get("value_weights")
         per_token = plain if own is None else per_row
         mean, batch = average or per_token, batch if own is None else batch.replace(weights=own)
@@ -150,7 +151,8 @@ def head_value_loss(heads: Count, clip: Positive | None = 0.2) -> Objective:
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
         new, old = needed_output(outputs, "values", "the value loss"), batch.need("values")
-        returns, counts = batch.need("head_returns"), control(batch, "head_turns")
+        returns = batch.need("head_returns")
+        counts = control(batch, "head_turns")
         trained = ~jnp.isnan(returns) & (batch.loss_weights != 0)[..., None]
         V, V_old, R = (jnp.where(trained, x, 0.0) for x in (new, old, returns))
         error = half_square(V - R) if clip is None else clipped_error(V, V_old, R, clip)

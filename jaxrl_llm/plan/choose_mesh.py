@@ -92,7 +92,8 @@ def planned(config: TrainConfig, topology: Topology) -> TrainConfig:
     """The configuration with the meshes that a new run on these devices would choose; those that it names stay."""
     if len(topology.devices) == 1 or topology.platform == "cpu" or (config.mesh and config.sampling_mesh):
         return config
-    chip, count = topology.chip, len(topology.devices)
+    chip = topology.chip
+    count = len(topology.devices)
     devices = Devices(count, topology.hosts, chip.usable, topology.slices, chip, topology.platform)
     found = _chosen(config, make_algorithm(config), devices)
     return dataclasses.replace(config, mesh=found.mesh, sampling_mesh=found.sampling_mesh)

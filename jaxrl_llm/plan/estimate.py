@@ -69,8 +69,11 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
 
     def on_a_device(tree: Any, dtype: Any = None) -> int:
         places = fully_sharded(tree, model, mesh)
-        put = lambda x, place: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=place)  # noqa: E731
-        return bytes_on_a_device(jax.tree.map(put, tree, places))
+
+        def placed(x: Any, place: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=place)
+
+        return bytes_on_a_device(jax.tree.map(placed, tree, places))
 
     return Held(
         on_a_device(state.params),

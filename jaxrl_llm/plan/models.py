@@ -54,8 +54,12 @@ def depths(model: ModelConfig) -> tuple[int, int]:
     """Two small numbers of layers that hold each kind of layer as often as all layers do, as far as they go."""
     of_layer = model.kind_of_layer or (0,) * model.num_layers
     kinds = list(zip(model.rope_of_layer, model.window_of_layer, of_layer, strict=True))
-    period = next(n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds)))
-    return max(2, period), 2 * max(2, period)
+
+    def repeats_after(n: int) -> bool:
+        return all(kind == kinds[i % n] for i, kind in enumerate(kinds))
+
+    period = max(2, next(n for n in range(1, len(kinds) + 1) if repeats_after(n)))
+    return period, 2 * period
 
 
 Weights = Sequence[tuple[ModelConfig, Any]]  # of each model, as shapes

@@ -193,13 +193,17 @@ def _assembled(
     if topology.platform != "cpu":
         return plan
     # The devices' memory is the host's: a copy of the weights or of the state counts beyond what the phases take.
-    devices, copy = plan.peak * plan.devices, plan.host[COPY] + sum(plan.held.values()) * plan.devices
+    devices = plan.peak * plan.devices
+    copy = plan.host[COPY] + sum(plan.held.values()) * plan.devices
     return plan._replace(host=plan.host | {"arrays of the devices": devices, COPY: max(copy - devices, 0)})
 
 
 def _times(config: TrainConfig, topology: Topology, sampler: Mesh, size: Size, costs: Costs) -> dict[str, Seconds]:
-    own, units, chip = row_shards(of_this_host(sampler), SAMPLED_ROWS), units_of(sampler), topology.chip
-    return {name: seconds_of(cost, chip, calls(config, size, units, own, name)) for name, cost in costs.items()}
+    own = row_shards(of_this_host(sampler), SAMPLED_ROWS)
+    units = units_of(sampler)
+    return {
+        name: seconds_of(cost, topology.chip, calls(config, size, units, own, name)) for name, cost in costs.items()
+    }
 
 
 def learning_costs(shapes: RunShapes, beside: Executor | None = None) -> dict[str, Cost]:

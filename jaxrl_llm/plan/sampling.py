@@ -129,11 +129,14 @@ def sampling_costs_of(
     held, caches: bytes on a device of weights and caches. own: slices of a host's rows.
     """
     tensor = mesh.shape.get(TENSOR, 1)
-    P, T, item, D = config.max_prompt_tokens, config.max_new_tokens, jnp.dtype(config.dtype).itemsize, model.hidden_size
-    active, head = active_weights(model), 2 * D * model.vocab_size
-    pair, reduced = pair_operations(model), reduced_bytes(model, tensor, item)
-    rows, asked = size.shape.rows / own, min(max(PREFILL_TOKENS // size.width, 1), -(-size.shape.prompts // own))
-    tokens, of_row = asked * size.width, 2 * active + head + pair * (P + T / 2)
+    active = active_weights(model)
+    head = 2 * model.hidden_size * model.vocab_size
+    context = config.max_prompt_tokens + config.max_new_tokens / 2  # of a token, in the mean
+    of_row = 2 * active + head + pair_operations(model) * context
+    reduced = reduced_bytes(model, tensor, jnp.dtype(config.dtype).itemsize)
+    rows = size.shape.rows / own
+    prompts = min(max(PREFILL_TOKENS // size.width, 1), -(-size.shape.prompts // own))  # that are computed at once
+    tokens = prompts * size.width
     prefill = estimate("prefill", tokens * 2 * active / tensor, held, all_reduce=tokens * reduced)
     decode = estimate("decode", rows * of_row / tensor, held + caches, all_reduce=rows * reduced)
     return {"prefill": prefill, "decode": decode}

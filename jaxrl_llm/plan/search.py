@@ -70,9 +70,13 @@ def search(
     next. asked: the configuration before its meshes were chosen, if they were. Raises InputError for what no change of
     mesh, memory or precision can mend.
     """
-    first, refused, tried = None, "", list[TrainConfig]()
+    first, refused = None, ""
+    tried: list[TrainConfig] = []
     sampled: Sampled = {}
-    least = ratio = (RATIO_OF_LARGE if topology.chip.memory > LARGE else RATIO) if topology.platform == "tpu" else 1.0
+    least = 1.0
+    if topology.platform == "tpu":
+        least = RATIO_OF_LARGE if topology.chip.memory > LARGE else RATIO
+    ratio = least
     model, algorithm = config_of(config.model, config.sink_slots), make_algorithm(config)
     try:
         say("planning the run as it is")

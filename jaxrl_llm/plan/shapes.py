@@ -78,7 +78,8 @@ class RunShapes(NamedTuple):
 
     def engine(self, size: Size | None = None) -> Arrays:
         """The weights and caches of sampling, or of another engine."""
-        sampling, (dtype, kind) = self.config.sampling, (self.policy.activation_dtype, None)
+        sampling = self.config.sampling
+        dtype, kind = self.policy.activation_dtype, None
         if size is None:
             dtype, kind = jnp.dtype(sampling.cache_dtype), sampling.weight_dtype
         record = size is None and records(self.learner.algorithm, self.policy.config)

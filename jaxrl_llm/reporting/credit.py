@@ -85,7 +85,8 @@ class Comparison:
         """What each algorithm does on the whole batch, as text: a column of the values of all algorithms by label."""
         first = self.pushes[self.names[0]].ravel()
         labels = ("loss", "tokens up", "tokens down", "mean |push|", "cosine")
-        rows, actions = list[list[str]](), max(int(self.action_mask.sum()), 1)
+        rows: list[list[str]] = []
+        actions = max(int(self.action_mask.sum()), 1)
         for name in self.names:
             push = self.pushes[name].ravel()
             sizes = float(np.linalg.norm(first) * np.linalg.norm(push))
@@ -187,8 +188,8 @@ def compare(
         check_tokenizer(tokenizer)
     check_number("after_steps", after_steps, least=0, whole=True)
     check_number("nats_per_step", nats_per_step, above=0)
-    chosen, entropy = _chosen(algorithms, hyperparameters), batch.entropy
-    entropy = jnp.zeros(batch.tokens.shape) if entropy is None else entropy
+    chosen = _chosen(algorithms, hyperparameters)
+    entropy = jnp.zeros(batch.tokens.shape) if batch.entropy is None else batch.entropy
     advantages, gradients, losses, filled = {}, {}, {}, {}
     for name, algorithm in chosen.items():
         full, extras, filled[name] = fill_in(batch, algorithm.needs)

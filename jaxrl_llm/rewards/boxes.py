@@ -42,8 +42,10 @@ def box_overlap(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -> l
 
     def overlap(text: str, expected: Any) -> float:
         wanted, found = _boxes(expected), _guesses(text)
-        size = max(len(wanted), len(found or ()))
-        return 0.0 if found is None else sum(matched(found, wanted)) / size if size else 1.0
+        if found is None:
+            return 0.0
+        size = max(len(wanted), len(found))
+        return sum(matched(found, wanted)) / size if size else 1.0
 
     return each(overlap, completions, boxes)
 
@@ -119,6 +121,7 @@ def _guesses(text: str) -> list[Guess] | None:
 
 
 def _boxes(boxes: Any) -> list[Box]:
+    """The expected boxes. InputError for anything else."""
     found = read(boxes) if isinstance(boxes, str) else boxes
     if not isinstance(found, (list, tuple)) or any(numbers(one, 4) is None for one in found):
         raise InputError(f"the column 'boxes' has {shown(boxes)}, but must have a list of boxes [x1, y1, x2, y2]")

@@ -179,6 +179,7 @@ def _values(code: str, calls: list[str], limits: Limits) -> tuple[list[str | Non
 
 
 def _equal(text: str, test: Case, tolerance: float) -> bool:
+    """Whether a value, as it was written in the sandbox, is the one that a test wants."""
     try:
         found = value_of(text)
         return equal(found, test.value, tolerance if test.tolerance is None else test.tolerance, test.as_json)

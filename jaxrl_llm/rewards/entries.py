@@ -133,6 +133,7 @@ def _span(span: Any) -> list[Any]:
 
 
 def _numbers(value: Any) -> Any:
+    """Numbers, or rectangular lists of them."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return number(value)
     parts = [_numbers(part) for part in value]

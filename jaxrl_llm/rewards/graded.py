@@ -62,13 +62,16 @@ def answer_bleu(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
     [1.0, 0.5, 0.0]
     """
 
+    def ngrams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
+        return Counter(zip(*(words[i:] for i in range(n)), strict=False))
+
     def bleu(text: str, expected: Any) -> float:
         found = final_answer(text)
         said, wanted = map(words, (after_thoughts(text) if found is None else found, answer_text(expected)))
         most = min(4, len(said), len(wanted))
         shares = []
         for n in range(1, most + 1):
-            own, other = (Counter(zip(*(words[i:] for i in range(n)), strict=False)) for words in (said, wanted))
+            own, other = ngrams(said, n), ngrams(wanted, n)
             shares.append((own & other).total() / own.total())
         short = math.exp(min(0.0, 1 - len(wanted) / len(said))) if said else 0.0
         return short * math.prod(shares) ** (1 / most) if most else 0.0

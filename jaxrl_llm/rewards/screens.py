@@ -60,7 +60,11 @@ def gui_action(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> l
 def _compared(
     alike: Callable[[Mapping[str, Any], Mapping[str, Any]], float], completions: Sequence[Any], action: Sequence[Any]
 ) -> list[float]:
-    return each(lambda text, wanted: alike(next(iter(listed(text)), {}), _expected(wanted)), completions, action)
+    def score(text: str, wanted: Any) -> float:
+        first = next(iter(listed(text)), {})
+        return alike(first, _expected(wanted))
+
+    return each(score, completions, action)
 
 
 def gui_kind(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> list[float]:
@@ -116,6 +120,7 @@ def token_f1(found: str, wanted: str) -> float:
 
 
 def _expected(action: Any) -> Mapping[str, Any]:
+    """An expected action. InputError for anything else."""
     found = read(action) if isinstance(action, str) else action
     if not isinstance(found, Mapping) or not isinstance(found.get("action"), str):
         raise InputError(f"the column 'action' has {shown(action)}, but must have an object with a text named action")
@@ -138,6 +143,7 @@ def _point(action: Mapping[str, Any]) -> tuple[float, ...] | None:
 
 
 def _hits(point: tuple[float, ...] | None, wanted: Mapping[str, Any], border: bool) -> bool:
+    """Whether a click is in the expected box, or within 140 pixels of the expected point."""
     if point is None:
         return False
     if (box := numbers(wanted.get("box"), 4)) is not None:
@@ -148,6 +154,7 @@ def _hits(point: tuple[float, ...] | None, wanted: Mapping[str, Any], border: bo
 
 
 def _is_whole(action: Mapping[str, Any]) -> bool:
+    """Whether an action has all that it needs, of the right types."""
     kind, text = _kind(action), action.get("input_text")
     if not kind or not isinstance(text, str) or numbers(action.get("point"), 2) is None:
         return False

@@ -203,7 +203,8 @@ def judged(endpoint: Endpoint, template: str = ASK) -> Label:
 
 def limited(labels: Sequence[str | None], calls: Sequence[Call], checks: int) -> list[str | None]:
     """The labels, where a page has more than `checks` verifications those after them as redundant queries."""
-    counts, out = Counter[str](), list(labels)
+    counts: Counter[str] = Counter()
+    out = list(labels)
     for place, (label, call) in enumerate(zip(labels, calls, strict=True)):
         if label == VERIFICATION:
             counts[page_key(call.object)] += 1
@@ -252,7 +253,8 @@ def useful_calls(
         def one(completion: Any, prompt: Any, value: float | None) -> float | None:
             if value is None or value != value:  # not scored
                 return None
-            calls, asked = calls_of(completion), prompt
+            calls = calls_of(completion)
+            asked = prompt
             if not isinstance(prompt, str):  # what the user says last
                 asked = text_of([{**one, "role": "assistant"} for one in prompt if one.get("role") == "user"])
             labels = limited(label(asked, calls, text_of(completion)), calls, checks)

@@ -250,8 +250,10 @@ def reasoning_gym(
     """
 
     def score(text: str, of: tuple[str, dict[str, Any]]) -> float:
+        task, entry = of
         tagged = last_tagged(text)
-        return _scorer(of[0])(answer=(text if tagged is None else tagged).strip(), entry=of[1])
+        answer = text if tagged is None else tagged
+        return _scorer(task)(answer=answer.strip(), entry=entry)
 
     return each(score, completions, list(zip(reasoning_gym_task, reasoning_gym_entry, strict=True)))
 
@@ -267,7 +269,9 @@ def tagged_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 
     def same(text: str, expected: Any) -> bool:
         found, wanted = last_tagged(text), last_tagged(str(expected))
-        return found is not None and found.split() == (str(expected) if wanted is None else wanted).split()
+        if wanted is None:
+            wanted = str(expected)
+        return found is not None and found.split() == wanted.split()
 
     return each(same, completions, answer)
 

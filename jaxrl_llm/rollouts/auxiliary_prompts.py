@@ -251,10 +251,14 @@ def recycled_items(
         judge = Question(text, "A" if first else "B")
     elif good or bad:
         is_good = bool(good) and (not bad or random.random() < 0.5)
-        answer = pick(bad) if not is_good else good[0] if all(right) else pick(good)
+        answer = (good[0] if all(right) else pick(good)) if is_good else pick(bad)
         judge = Question(pick(JUDGE).format(problem=problem, answer=answer), "yes" if is_good else "no")
     wrong = [text for text, is_so in zip(texts, right, strict=True) if not is_so]
-    attempt = pick(wrong) if wrong and (random.random() < whole or not bad) else pick(bad) if bad else None
+    attempt = None
+    if wrong and (random.random() < whole or not bad):
+        attempt = pick(wrong)
+    elif bad:
+        attempt = pick(bad)
     reflect = None if attempt is None else Question(pick(REFLECT).format(problem=problem, attempt=attempt), None)
     return judge, reflect
 

@@ -18,6 +18,8 @@ from jaxrl_llm.utils.errors import InputError, shown
 
 
 class _Fork(NamedTuple):
+    """A place where a branch may begin."""
+
     place: int
     order: int  # of the branch that it leaves
     branch: Episode
@@ -74,6 +76,7 @@ def near_ties(
         numbers = count(1)
 
         async def on(episode: Episode, pause_at: int | None = None, **begins: Any) -> Episode:
+            """`grow` within the tree."""
             stop = None if pause_at is None else episode.size + pause_at
             trunk = until if stop is None else min(stop, until)
             if greedy and episode.size < trunk:

@@ -123,10 +123,8 @@ def tree(*places: int, branches: Annotated[int, Range(least=2, most=1024)] = 2) 
         return [leaf for one in found for leaf in one]
 
     name = f"tree({', '.join(map(str, places))}, branches={branches})"
-    most = lambda G: max(1, G // leaves) * leaves  # noqa: E731
-    return Rollout(
-        program, name, frozenset({"node"}), demands=Demands(variable_size=True, max_episodes=most, forks=places)
-    )
+    demands = Demands(variable_size=True, max_episodes=lambda G: max(1, G // leaves) * leaves, forks=places)
+    return Rollout(program, name, frozenset({"node"}), demands=demands)
 
 
 @part

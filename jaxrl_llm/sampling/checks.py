@@ -65,11 +65,14 @@ def check_prompts(policy: Policy, prompts: Any, stop: Any) -> None:
         raise InputError(f"prompts must be a list with at least one prompt, but is {found}")
     if isinstance(stop, str) or not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):
         raise InputError(f"stop must be a list of strings, none of them empty, but is {shown(stop)}")
-    is_text = lambda prompt: not isinstance(prompt, list | tuple) or any(isinstance(x, str | dict) for x in prompt)  # noqa: E731
-    if policy.tokenizer is None and any(map(is_text, prompts)):
+    if policy.tokenizer is None and any(map(_is_text, prompts)):
         raise InputError("text prompts need a tokenizer: use a policy from load_policy, or pass token ids")
     if stop and policy.tokenizer is None:
         raise InputError("stop strings need a tokenizer: use a policy from load_policy")
+
+
+def _is_text(prompt: Any) -> bool:
+    return not isinstance(prompt, list | tuple) or any(isinstance(x, str | dict) for x in prompt)
 
 
 def check_ids(policy: Policy, ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:

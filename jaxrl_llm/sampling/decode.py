@@ -129,7 +129,10 @@ def states_of_prompts(
     """The layers of the ring KV cache (donated), where fresh rows carry what their prompts left."""
     slot = _slot_of_row(prefix_cache, prefix_slots, rows.own.shape[0])
     fresh = rows.fresh & ~rows.done
-    begun = lambda old, of_prompts: where_rows(fresh, of_prompts[slot].astype(old.dtype), old)  # noqa: E731
+
+    def begun(old: Array, of_prompts: Array) -> Array:
+        return where_rows(fresh, of_prompts[slot].astype(old.dtype), old)
+
     pairs = zip(layers, prefix_cache.layers, strict=True)
     return tuple(jax.tree.map(begun, own, prefix) if isinstance(own, State) else own for own, prefix in pairs)
 

@@ -135,7 +135,10 @@ class Completion:
 
 def as_tokens(drawn: Any, row: int, count: int, policy_step: int) -> Tokens:
     """The last `count` tokens of one row of the result of `decode.finished`, a `Drawn`."""
-    last = lambda x: None if x is None else np.array(x[row, x.shape[1] - count :])  # noqa: E731
+
+    def last(x: Any) -> np.ndarray | None:
+        return None if x is None else np.array(x[row, x.shape[1] - count :])
+
     of_row: dict[str, Any] = {name: last(x) for name, x in drawn._asdict().items()}
     return Tokens(policy_step=np.full(count, policy_step, np.int32), **of_row)
 

@@ -81,5 +81,8 @@ def beside(first: Weights, second: Weights) -> Weights:
 
 def alone(weights: Weights) -> Weights:
     """These weights without those of a second policy."""
-    own = lambda params: {name: x for name, x in params.items() if name != "other"}  # noqa: E731
-    return weights._replace(prompts=own(weights.prompts), loop=own(weights.loop))
+
+    def first(params: Params) -> Params:
+        return {name: x for name, x in params.items() if name != "other"}
+
+    return weights._replace(prompts=first(weights.prompts), loop=first(weights.loop))

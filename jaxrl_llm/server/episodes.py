@@ -187,13 +187,18 @@ def _tell_of_sampling() -> None:
 def _said(asked: Asked) -> tuple[Json, str]:
     """The message of a reply, and why it ended. Ids of calls follow from its number, so that a rerun has the same."""
     reply = asked.answer.result()
-    finish = "tool_calls" if reply.calls else "length" if reply.truncated else "stop"
+    if reply.calls:
+        finish = "tool_calls"
+    else:
+        finish = "length" if reply.truncated else "stop"
     return message_of(reply, f"{asked.number:012}"), finish
 
 
 async def _answered(request: web.Request, call: Call, asked: Sequence[Asked]) -> web.StreamResponse:
-    said, replies = [_said(one) for one in asked], [one.answer.result() for one in asked]
-    answers, sampled = Answers(call, True, range(replies[0].prompt_tokens), str), sum(one.tokens for one in replies)
+    said = [_said(one) for one in asked]
+    replies = [one.answer.result() for one in asked]
+    answers = Answers(call, True, range(replies[0].prompt_tokens), str)
+    sampled = sum(one.tokens for one in replies)
     if not call.stream:
         choices = [Choice(index, {"message": one}, NO_TOKENS, finish) for index, (one, finish) in enumerate(said)]
         return web.json_response(answers.whole(choices, sampled))

@@ -127,7 +127,9 @@ class Harness:
             together = _found(calls.waiting, self._expected) if self._expected else []
             if together or (quiet and calls.waiting):
                 return self._told(together or calls.waiting)
-            pause = None if not calls.waiting else LATE if self._expected else PAUSE
+            pause = None  # without a call there is nothing to tell
+            if calls.waiting:
+                pause = LATE if self._expected else PAUSE
             calls.arrived.clear()
             arrival = asyncio.ensure_future(calls.arrived.wait())
             done, _ = await asyncio.wait((arrival, self._playing), timeout=pause, return_when="FIRST_COMPLETED")

@@ -68,7 +68,8 @@ def lines(find: str = "") -> str:
 
 def page(name: str) -> str:
     """The page of a method: what it does, its hyper-parameters, and the test of its own part."""
-    (title, text), own = _about(name), facts(name)
+    title, text = _about(name)
+    own = facts(name)
     paragraphs = [f"{name}\n\n{title} {own.paper}, {own.year}.\n\n{text}"]
     paragraphs += [beside_of(own)] if own.beside else []
     paragraphs.append("Hyper-parameters (--algorithm.NAME VALUE):\n" + table_of(constructor(name)))

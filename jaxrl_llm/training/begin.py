@@ -101,7 +101,8 @@ def begun(
         stack.enter_context(watched(config, clock))
         with explained(config, clock, dict), clock("load"):
             config, of_dtype = with_dtype(config, resume)
-            given, date = config, all_hosts().gather(today())[0]  # the day of the first host, unless the run has one
+            given = config
+            date = all_hosts().gather(today())[0]  # the day of the first host, unless the run has one
             before = RunFolder(config.output).recorded_date() if resume and not config.date else ""
             config = dataclasses.replace(config, date=config.date or before or date)
             config, chosen = with_mesh(config, resume, algorithm)

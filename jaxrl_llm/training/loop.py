@@ -72,6 +72,7 @@ def train(
 
 
 def _run(run: Running) -> None:
+    """The steps of a run, from its first or from its checkpoint, between two evaluations."""
     with opened(run) as journal, guarded(run, journal):
         say_opening(run, journal)
         evaluate(run, journal, "eval_before", "before training")

@@ -176,7 +176,7 @@ def optimizer_of(config: TrainConfig, algorithm: Algorithm) -> optax.GradientTra
 
 
 def check_provided(config: TrainConfig, algorithm: Algorithm, provided: Iterable[str]) -> None:
-    """InputError, naming what would provide it, where the method lacks a part or needs what the run does not provide.
+    """InputError, naming what would provide it, where the method needs what the run does not provide.
 
     provided: by the run's source. The method's phases provide what they do.
     """

@@ -41,16 +41,19 @@ def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
     An implicit reward model has the critic's learning rate, but nothing else of a critic.
     """
     if asks_for(algorithm.needs, "values"):
-        heads, name = int(max(values_of(algorithm.needs, "values"), default=1)), config.algorithm
+        heads = int(max(values_of(algorithm.needs, "values"), default=1))
         if config.critic_steps and (heads > 1 or algorithm.target is not None):
             why = "learn from a target critic" if algorithm.target is not None else f"have {heads}"
-            raise InputError(f"critic_steps train values of one head, and those of {name} {why}: leave it out")
+            raise InputError(
+                f"critic_steps train values of one head, and those of {config.algorithm} {why}: leave it out"
+            )
         if config.critic_model is not None:
             if config.critic != "tower":
                 raise InputError(f"critic is {config.critic}, but only a tower can start from a critic_model")
             read_scoring(config.critic_model)  # raises InputError for what is no reward model
         return
-    default, names = TrainConfig(), ("critic", "critic_model", "critic_steps")
+    default = TrainConfig()
+    names = ("critic", "critic_model", "critic_steps")
     given = [name for name in names if getattr(config, name) != getattr(default, name)]
     if critic_of(algorithm.needs) is None:
         given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)

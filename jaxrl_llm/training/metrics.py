@@ -178,7 +178,8 @@ def signal(batch: Trajectories) -> float:
         return 0.0
     if batch.advantages is None:
         return float(_compared(batch)[rows].mean())
-    return float(((np.asarray(batch.loss_weights) != 0) & (np.asarray(batch.advantages) != 0)).any(axis=1)[rows].mean())
+    pushed = (np.asarray(batch.loss_weights) != 0) & (np.asarray(batch.advantages) != 0)
+    return float(pushed.any(axis=1)[rows].mean())
 
 
 def _compared(batch: Trajectories) -> np.ndarray:
@@ -191,8 +192,9 @@ def _compared(batch: Trajectories) -> np.ndarray:
         group = np.zeros_like(group)
     out = np.zeros(len(reward), bool)
     for name in np.unique(group):
-        of = reward[(group == name) & scored]
-        out |= (group == name) & (of.size > 1 and np.ptp(of) > 1e-6 * max(1.0, float(np.abs(of).max())))
+        own = reward[(group == name) & scored]
+        if own.size > 1 and np.ptp(own) > 1e-6 * max(1.0, float(np.abs(own).max())):
+            out[group == name] = True
     return out
 
 

@@ -77,7 +77,8 @@ def guarded(run: Running, journal: Journal) -> Iterator[None]:
 
 def next_batch(run: Running, step: int) -> Step:
     """The batch of a step, whose source goes on from there. Randomness depends on (seed, step) only."""
-    run.lap, run.taken = sum(run.clock.seconds.values()), int(run.state.train.step)
+    run.lap = sum(run.clock.seconds.values())
+    run.taken = int(run.state.train.step)
     key = jax.random.fold_in(jax.random.key(run.config.seed), step)
     found, at = run.source.next(run.state.source, run.params(), key, step)
     run.stop_if_told()  # the state that is saved then is that before the step

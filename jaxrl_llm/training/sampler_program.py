@@ -46,6 +46,7 @@ def sample_for(address: str, wait: float, say: Callable[[str], object]) -> None:
 
 
 def _serve(connection: Connection, say: Callable[[str], object]) -> None:
+    """Sample for a learner until it is gone."""
     try:
         _, (greeting, number, units) = connection.recv()
     except LOST:

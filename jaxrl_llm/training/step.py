@@ -113,7 +113,7 @@ def without_spike(run: Running) -> Judged:
     """Go back to the last checkpoint if the step was a loss spike; see the module."""
     judged = Judged(run.state)
     if run.config.spike_factor:
-        judged = undo_spike(run.config, run.parts, run.state, run.loop, run.checkpoints, run.clock)
+        judged = undo_spike(run.config, run.state, run.loop, run.checkpoints, run.clock)
     run.state = judged.state
     return judged
 
@@ -126,16 +126,15 @@ class Judged(NamedTuple):
     notes: Sequence[str] = ()  # to print
 
 
-def undo_spike(
-    config: TrainConfig, parts: RunParts, state: RunState, loop: LoopState, checkpoints: Checkpoints, clock: Clock
-) -> Judged:
+def undo_spike(config: TrainConfig, state: RunState, loop: LoopState, checkpoints: Checkpoints, clock: Clock) -> Judged:
     """Go back to the last checkpoint if step `loop.step` is a spike.
 
     state: after that step, whose metrics are `loop.feedback`. If the step is undone its parameters and moments are
     deleted, so that there are never two copies, and the loop's feedback is as of the checkpoint.
     """
     rule = Rule(config.spike_metrics, config.spike_factor, config.spike_window, config.spike_rollbacks)
-    there, number = bool(checkpoints.steps()), f"step {loop.step + 1}"
+    there = bool(checkpoints.steps())
+    number = f"step {loop.step + 1}"
     loop.spikes, spike, undo = judge(loop.spikes, loop.step, loop.feedback, rule, undoable=there)
     if not undo:
         why = f"{rule.rollbacks} in {rule.window} steps were" if there else "there is no checkpoint to go back to"

@@ -26,6 +26,11 @@ def check_implementation(implementation: str | None) -> None:
         raise ValueError(f"unknown implementation {implementation!r}: use None or one of {', '.join(IMPLEMENTATIONS)}")
 
 
+def found(x: jax.Array) -> str:
+    """How an error says what an array is, such as "found float32[2, 3]"."""
+    return f"found {x.dtype}{list(x.shape)}"
+
+
 def takes_triton(device: jax.Device) -> bool:
     """Whether a device is a GPU that Triton compiles for: NVIDIA's, from Ampere on."""
     capability = str(getattr(device, "compute_capability", ""))  # such as "9.0"; AMD's are names

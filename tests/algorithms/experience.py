@@ -138,7 +138,9 @@ def steps_of(algorithm: Algorithm, parts: list[np.ndarray] | None = None) -> Ste
         shared = {name: getattr(whole, name) for name in SHARED}
 
         def part(rows: jax.Array) -> Any:
-            pick = lambda x: x[rows]  # noqa: E731
+            def pick(x: jax.Array) -> jax.Array:
+                return x[rows]
+
             return algorithm.objective.function(jax.tree.map(pick, outputs), map_rows(pick, whole).replace(**shared))
 
         if len({len(rows) for rows in parts}) > 1:

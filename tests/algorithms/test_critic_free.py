@@ -162,5 +162,8 @@ def test_spo_is_the_loop_over_updates() -> None:
 
 def test_the_loss_of_spo_is_the_loop() -> None:
     A = (R - 0.5 - (R - 0.5).mean()) / (R.std(ddof=1) + 1e-8)
-    loss = lambda x: clipped_loss(on_tokens(A, MASKS), x, BEHAVIOUR, MASKS, 0.2, 0.28, "token")  # noqa: E731
+
+    def loss(x: Any) -> Any:
+        return clipped_loss(on_tokens(A, MASKS), x, BEHAVIOUR, MASKS, 0.2, 0.28, "token")
+
     check(spo_single_stream(), on_tokens(A, MASKS), loss)

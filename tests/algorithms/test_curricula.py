@@ -241,7 +241,12 @@ def test_drive_keeps_the_prompts_that_fail() -> None:
     assert parse_phases("72x64,50x32") == ((72, 64), (50, 32))
     with pytest.raises(InputError, match="phases is '72', but must be"):
         drive_pre_grpo(phases="72")
-    rate = lambda i, step: 1.0 if i >= 5 else i / 8 if step < 5 else float(i >= 2)  # noqa: E731
+
+    def rate(i: int, step: int) -> float:
+        if i >= 5:
+            return 1.0
+        return i / 8 if step < 5 else float(i >= 2)
+
     ran = chosen(drive_pre_grpo(5, "5x4,2x9", 2), rows_of(20), rate, 12)
     assert sorted(itertools.chain(*ran.ids[:5])) == list(range(20)), "one pass over all"
     assert set(itertools.chain(*ran.ids[5:9])) == set(range(5))

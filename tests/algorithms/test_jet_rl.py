@@ -42,7 +42,9 @@ def by_numpy(x: Any, w: Any) -> Any:
 
 
 def _called(make: Any, shape: tuple[int, ...], *arrays: Any) -> Any:
-    wide = lambda *given: np.asarray(make(*map(np.asarray, given)), np.float32)  # noqa: E731
+    def wide(*given: Any) -> np.ndarray:
+        return np.asarray(make(*map(np.asarray, given)), np.float32)
+
     return jax.pure_callback(wide, jax.ShapeDtypeStruct(shape, jnp.float32), *arrays)
 
 
@@ -72,7 +74,10 @@ def test_it_is_the_model_of_rounded_products(vectors: Any, monkeypatch: pytest.M
         return logp, gradient
 
     (exact, plain), (found, gradient) = both(dataclasses.replace(policy, rounding=None)), both(policy)
-    product = lambda x, weight: by_numpy(x, weight.weight.reshape(x.shape[1], -1))  # noqa: E731
+
+    def product(x: Any, weight: Any) -> Any:
+        return by_numpy(x, weight.weight.reshape(x.shape[1], -1))
+
     monkeypatch.setattr(projections, "product", product)
     expected, slopes = both(policy)
     # A number that float32's own differences put on the other side of a step moves others by a sixteenth of itself.

@@ -183,7 +183,10 @@ def test_prefixrl_compares_samples_after_the_same_prefix_and_trains_on_none_of_i
     """Contexts: no prefix, and `prefixes` of 0.4 to 0.8 of a right trace of ten tokens."""
     trace = list(range(50, 60))
     row = {"trace": " ".join(map(str, trace))}
-    judge: Judge = lambda one: float(one.info.get("prefix", 0) > 0 and one.sample % 3 == 0)  # noqa: E731
+
+    def judge(one: Episode) -> float:
+        return float(one.info.get("prefix", 0) > 0 and one.sample % 3 == 0)
+
     ran = play("prefixrl", judge, 3, row, prefixes=2)
     found = ran.found.groups[0].episodes
     made: Any = to_batch(ran.found.groups, SamplingConfig(), 0)

@@ -61,8 +61,6 @@ def test_the_year_is_that_of_the_paper_unless_another_is_given() -> None:
 
 def test_facts_say_what_is_missing() -> None:
     assert not any(set(missing(name)) & set(parts) for name, parts in BESIDES.items()), "a part is in one table"
-    for name in PARTIAL:
-        assert not set(FACTS[name].lacks) & set(NEEDS), "a part is not a need"
     for parts in [*map(missing, PARTIAL), *BESIDES.values()]:
         for name, said in parts.items():
             assert name.isidentifier()
@@ -80,7 +78,7 @@ def test_a_docstring_that_speaks_of_an_omission_has_an_entry(name: str) -> None:
     """Of a part that the paper has and the method has not; `jaxrl algorithms NAME` shows it."""
     said = " ".join((inspect.getdoc(algorithms.constructor(name)) or "").split())
     found = OMISSION.search(said)
-    assert found is None or FACTS[name].beside or FACTS[name].lacks, found and found[0]
+    assert found is None or FACTS[name].beside, found and found[0]
 
 
 @pytest.mark.parametrize("name", BESIDES)
@@ -108,21 +106,23 @@ def test_a_whole_method_is_whole() -> None:
         check_whole("grpo", without="tree")
 
 
-def test_a_part_must_be_named_and_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacks, named = {"tree": ("trees", "a rollout of trees")}, {"answer_key": "votes"}
-    monkeypatch.setattr(algorithms.constructor("grpo"), "facts", Facts("", 2026, "", lacks, named))
-    needs = {"answer_key", "old_logp"}
-    with pytest.raises(InputError, match=r"^grpo lacks tree: .*, and needs answer_key .* tree,answer_key$") as error:
+def test_a_need_must_be_named_and_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {"node": "trees", "answer_key": "votes"}
+    monkeypatch.setattr(algorithms.constructor("grpo"), "facts", Facts("", 2026, "", named))
+    needs = {"answer_key", "node", "old_logp"}
+    with pytest.raises(
+        InputError, match=r"^grpo needs answer_key \(votes\).*; node \(trees\).* answer_key,node$"
+    ) as caught:
         check_whole("grpo", needs)
-    assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match=r"^grpo needs answer_key .*--algorithm.without tree,answer_key$"):
-        check_whole("grpo", needs, "tree")
-    with pytest.raises(InputError, match=r"^grpo lacks tree: .*--algorithm.without answer_key,tree$"):
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match=r"^grpo needs answer_key .*--algorithm.without node,answer_key$"):
+        check_whole("grpo", needs, "node")
+    with pytest.raises(InputError, match=r"^grpo needs node .*--algorithm.without answer_key,node$"):
         check_whole("grpo", needs, "answer_key")
-    for both in ("tree,answer_key", " answer_key , tree ", ("tree", "answer_key"), ["answer_key", "tree"]):
+    for both in ("node,answer_key", " answer_key , node ", ("node", "answer_key"), ["answer_key", "node"]):
         check_whole("grpo", needs, both)
-    with pytest.raises(InputError, match="unknown part that grpo lacks 'treee': did you mean 'tree'"):
-        check_whole("grpo", needs, "treee,answer_key")
+    with pytest.raises(InputError, match="unknown part that grpo lacks 'nodee': did you mean 'node'"):
+        check_whole("grpo", needs, "nodee,answer_key")
 
 
 @pytest.mark.parametrize("need", [need for need in PROVIDED if need != "league_member"])  # see test_shor_psro.py

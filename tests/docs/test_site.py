@@ -23,7 +23,6 @@ from extensions.tex import GREEK, display, tex
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import START, by_stage, parameters
 from jaxrl_llm.algorithms.method import Facts
-from jaxrl_llm.algorithms.parts import lacks_of
 from jaxrl_llm.texts import method as texts
 
 PACKAGES = ("sphinx", "myst_parser", "furo")
@@ -103,10 +102,7 @@ def test_pages_of_the_catalogue_have_every_method() -> None:
             assert f"algorithm = {name}()" in section
             assert all(f"``{one.name}``" in section for one in parameters(name))
     index = found["methods/index.rst"]
-    lacking = [name for name in algorithms.names() if lacks_of(name)]
-    assert index.count("- half\\:") + index.count("- half:") == len(lacking)
-    assert f"of which {len(lacking)} are half" in index
-    assert index.count("     - whole") == len(algorithms.names()) - len(lacking) + len(texts.names())
+    assert index.count("     - whole") == len(algorithms.names()) + len(texts.names())
     assert all(f"   * - {name}\n" in index for name in texts.names())
     table = re.findall(r"^\| `(\w+)` \|", (DOCS / "algorithms.md").read_text(), flags=re.MULTILINE)
     assert table == list(START)
@@ -118,8 +114,8 @@ def test_pages_of_the_catalogue_have_every_method() -> None:
 def test_the_extent_of_a_method() -> None:
     from extensions.catalogue import extent
 
-    half = Facts("a", 2026, "b::c", lacks={"tail": ("the tail", "a scheduler")}, beside={"x": ("the x_y", "z")})
-    assert extent(half) == r"half\: the tail; not here\: the x\_y"
+    some = Facts("a", 2026, "b::c", beside={"x": ("the x_y", "z")})
+    assert extent(some) == r"whole; not here\: the x\_y"
     assert extent(Facts("a", 2026, "b::c")) == "whole"
 
 

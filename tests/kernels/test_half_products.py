@@ -107,7 +107,10 @@ def test_tpus_get_the_plain_products() -> None:
 
 def test_products_under_vmap_are_those_of_each() -> None:
     x, w = drawn(0, 3, 40, 64, dtype=HALF), drawn(1, 64, 24, dtype=HALF)
-    loss = lambda x, w: jnp.sum(jnp.square(matmul(x, w).astype(FULL)))  # noqa: E731
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(matmul(x, w).astype(FULL)))
+
     both = jax.vmap(jax.grad(loss, (0, 1)), (0, None))(x, w)
     one = [jax.grad(loss, (0, 1))(each, w) for each in x]
     for found, wanted in zip(both, map(jnp.stack, zip(*one, strict=True)), strict=True):

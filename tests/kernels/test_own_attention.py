@@ -181,7 +181,10 @@ def test_the_ring_stays_in_hbm_on_a_tpu() -> None:
     """XLA places neither the keys and values that the kernel reads nor those that it updates in VMEM, also in vmap."""
     given = drawn(4, 2, 2, 128, 256, 3, jnp.int8)
     stacked = jax.tree.map(lambda x: jnp.stack([x, x]), given)
-    run = lambda given: own_attention(**given)  # noqa: E731
+
+    def run(given: dict[str, Any]) -> Any:
+        return own_attention(**given)
+
     for function, arguments in ((run, given), (jax.vmap(run), stacked)):
         lowered = jax.jit(function).trace(arguments).lower(lowering_platforms=("tpu",)).as_text()
         places = re.search(r'"output_memory_space_colors": (\[.*?\}\])', lowered.replace(r"\22", '"'))

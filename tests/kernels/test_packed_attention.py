@@ -53,7 +53,10 @@ def test_short_numbers(dtype: Any, tolerance: float) -> None:
 def test_other_queries_than_keys_and_lengths_that_are_padded(queries: int, keys: int) -> None:
     """Queries that continue the keys, as with a cache; several chunks of a block of keys."""
     whole = causal([keys + queries, keys + queries - 5], keys + queries)
-    cut = lambda part: PackedTokens(*(x[:, part] for x in whole))  # noqa: E731
+
+    def cut(part: slice) -> PackedTokens:
+        return PackedTokens(*(x[:, part] for x in whole))
+
     with jax.enable_x64(True):
         compare(drawn(3, 4, 2, 16, queries, keys), cut(slice(keys, None)), cut(slice(keys)), 1e-12, window=90)
 

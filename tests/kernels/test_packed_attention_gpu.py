@@ -59,7 +59,10 @@ def test_short_numbers(h: int, dtype: Any, tolerance: float) -> None:
 def test_other_queries_than_keys() -> None:
     """Queries that continue the keys, as with a cache."""
     whole = causal([512, 500], 512)
-    cut = lambda part: PackedTokens(*(x[:, part] for x in whole))  # noqa: E731
+
+    def cut(part: slice) -> PackedTokens:
+        return PackedTokens(*(x[:, part] for x in whole))
+
     with jax.enable_x64(True):
         compare(drawn(3, 2, 2, 16, 128, 384), cut(slice(384, None)), cut(slice(384)), 1e-12, window=90)
 

@@ -372,9 +372,12 @@ def test_under_vmap_and_without_gradient() -> None:
     parts = hidden.reshape(3, -1, D), unembedding, counters.reshape(3, -1, 4)
     found = jax.jit(jax.vmap(fused_sample, in_axes=(0, None, 0)))(*parts)
     np.testing.assert_array_equal(np.ravel(found[0]), wanted[0])
+
+    def total(hidden: jax.Array, unembedding: jax.Array, implementation: Any) -> Any:
+        return sum(map(jnp.sum, fused_sample(hidden, unembedding, counters, implementation=implementation)[1:]))
+
     for implementation in IMPLEMENTATIONS:
-        loss = lambda h, u, i=implementation: sum(map(jnp.sum, fused_sample(h, u, counters, implementation=i)[1:]))  # noqa: E731
-        for slope in jax.grad(loss, argnums=(0, 1))(hidden, unembedding):
+        for slope in jax.grad(total, argnums=(0, 1))(hidden, unembedding, implementation):
             np.testing.assert_array_equal(slope, 0)
 
 

@@ -81,7 +81,10 @@ def test_queries_in_blocks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) ->
     N, L, S, H, K, h = 2, 150, 9, 4, 2, 6
     q, k, v = (jnp.asarray(draw(i, *shape)) for i, shape in enumerate([(N, L, H, h), (N, K, S, h), (N, K, S, h)]))
     number = jnp.asarray(np.random.default_rng(3).integers(0, S, (N, L)))
-    sees = lambda number: jnp.arange(S) <= number[..., None]  # noqa: E731
+
+    def sees(number: jax.Array) -> jax.Array:
+        return jnp.arange(S) <= number[..., None]
+
     whole = attention.attention(q, k, v, sees(number), weighing(CONFIG))
     monkeypatch.setattr(attention, "MAX_LOGITS", 1)
     for of_block in (None, (number, sees)):

@@ -66,7 +66,10 @@ def agree(found: Any, expected: Any) -> None:
 
 def test_one_step_by_hand() -> None:
     """One head, keys and values of one number: S = 2, a = 1/2, b = 1/4, k = 1, v = 3 make 1 + (3 - 1) / 4."""
-    one = lambda value: jnp.full((1, 1, 1), value)  # noqa: E731
+
+    def one(value: float) -> jax.Array:
+        return jnp.full((1, 1, 1), value)
+
     rate = DeltaInputs(one(2.0), one(1.0), one(3.0), jnp.log(jnp.full((1, 1), 0.5)), jnp.full((1, 1), 0.25))
     out, state = one_step(rate, jnp.full((1, 1, 1, 1), 2.0))
     assert state.item() == pytest.approx(1.5)

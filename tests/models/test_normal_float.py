@@ -44,8 +44,11 @@ def draw(seed: int, *shape: int) -> np.ndarray:
 
 def rounded(params: Any, kind: str) -> Any:
     """The parameters with projections of layers as they are kept where they do not learn."""
-    own = lambda layer: {name: frozen_weight(name, w, kind) for name, w in layer.items()}  # noqa: E731
-    return {**params, "layers": map_kinds(own, params["layers"])}
+
+    def kept(layer: Any) -> Any:
+        return {name: frozen_weight(name, w, kind) for name, w in layer.items()}
+
+    return {**params, "layers": map_kinds(kept, params["layers"])}
 
 
 def as_dense(params: Any) -> Any:
@@ -203,7 +206,10 @@ def test_the_update_holds_four_bits_of_a_weight(remat: bool, vectors: Any) -> No
         frozen = frozen if kind is None else jax.eval_shape(lambda p: rounded(p, kind), frozen)
         adapters = jax.eval_shape(lambda: lora.init(KEY, config, 2))
         state = jax.eval_shape(lambda p: init_state(p, optimizer), adapters)
-        step = lambda s, f: update(Policy(config, remat=remat), objective, optimizer, s, batch, frozen=f)  # noqa: E731
+
+        def step(state: Any, frozen: Any) -> Any:
+            return update(Policy(config, remat=remat), objective, optimizer, state, batch, frozen=frozen)
+
         return jax.jit(step).lower(state, frozen).compile().memory_analysis(), (frozen, adapters)
 
     def bytes_of(tree: Any) -> int:

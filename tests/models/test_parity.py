@@ -63,8 +63,9 @@ def test_logits(family: str, side: str, vectors: Any) -> None:
     mask, ids, expected = arrays["pad_mask"].astype(bool), arrays["pad_ids"], arrays["pad_logits"]
     if side == "right":
         shift = -np.argmax(mask, axis=1)
-        turn = lambda x: np.stack([np.roll(row, s, axis=0) for row, s in zip(x, shift, strict=True)])  # noqa: E731
-        mask, ids, expected = turn(mask), turn(ids), turn(expected)
+        mask, ids, expected = (
+            np.stack([np.roll(row, s, axis=0) for row, s in zip(x, shift, strict=True)]) for x in (mask, ids, expected)
+        )
     # Unpadded rows first: one program for all.
     tokens = np.concatenate([arrays["ids"], ids])
     real = np.concatenate([np.ones_like(mask), mask])

@@ -125,7 +125,10 @@ def test_programs_may_wait_for_others_longer_than_for_a_call() -> None:
         return found
 
     flight = [(log, Task({}, log.prompt, log.prompt_id, 1, 9)) for log in begin(range(2), 1)]
-    make: Any = lambda requests, temperature, stats: FakeEngine(9)  # noqa: E731
+
+    def make(requests: Any, temperature: Any, stats: Any) -> Any:
+        return FakeEngine(9)
+
     driver = Driver(Rollout(program, demands=Demands(meets=True)), make, slow, Words(), time_limit=0.02)
     assert [one.failed for one in driver.run(flight, Rule()).groups] == [False, False]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import fake_engine
@@ -98,9 +99,12 @@ def test_rounds_against_a_loop(judged: Callable[[Judge], None], slots: int) -> N
 def test_two_groups_of_a_prompt_never_draw_the_same_sample(judged: Callable[[Judge], None]) -> None:
     """Whoever gets more than the task's samples."""
     judged(lambda prompt, sample: float(sample % 3 == 0))
+
+    def divide(rewards: Sequence[np.ndarray], budget: int, favoured: int) -> list[int]:
+        return [budget if i == favoured else 0 for i in range(len(rewards))]
+
     for favoured in (0, 1):
-        divide = lambda rewards, budget, place=favoured: [budget if i == place else 0 for i in range(len(rewards))]  # noqa: E731
-        ran = Ran(begin([7, 7], 6), Rule(), in_rounds(divide, 2, 3))
+        ran = Ran(begin([7, 7], 6), Rule(), in_rounds(partial(divide, favoured=favoured), 2, 3))
         numbers = [request.sample for request in ran.requests]
         assert len(set(numbers)) == len(numbers) == 12
         assert [len(one.episodes) for one in ran.found.groups] == [10, 2][:: 1 - 2 * favoured]

@@ -38,7 +38,10 @@ see_own = jax.jit(visible_own, static_argnums=(2, 3))
 @jax.jit
 def write(cache: LayerCache, k: jax.Array, v: jax.Array, column: jax.Array) -> LayerCache:
     """The cache with one token of each row, k and v [N, 1, K, h], in a column."""
-    put = lambda old, new, axis: jax.lax.dynamic_update_slice_in_dim(old, new, column, axis)  # noqa: E731
+
+    def put(old: jax.Array, new: jax.Array, axis: int) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, new, column, axis)
+
     return each(put, cache, pack(k, v, cache.keys.dtype))
 
 

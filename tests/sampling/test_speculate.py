@@ -130,7 +130,10 @@ def test_stop_tokens_and_strings_end_a_completion_within_a_draft(vectors: Any) -
     first = plain[5].tokens.token.tolist().index(token)
     known = Drafts({0: [plain[5].tokens.token], 1: [plain[13].tokens.token]})
     drawn = settings_of(model.policy, jax.random.key(0), stop_token_ids=[token])
-    cut = lambda tokens: 21 if len(tokens) >= 21 else None  # noqa: E731
+
+    def cut(tokens: Any) -> int | None:
+        return 21 if len(tokens) >= 21 else None
+
     with quick_compiles():
         weights = take_weights(model.policy, model.params)
         found = {

@@ -15,7 +15,7 @@ import numpy as np
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.parts import lacks_of, missing
+from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.training import run_model, running
@@ -81,7 +81,7 @@ def experience_methods() -> list[str]:
 
     names = [name for name in algorithms.names() if families[name] != "diffusion"]
     names = [name for name in names if name in OF_REWARDS or of_experience(algorithms.get(name))]
-    return [name for name in names if name in OF_REWARDS or not set(missing(name)) - set(lacks_of(name))]
+    return [name for name in names if name in OF_REWARDS or not missing(name)]
 
 
 HINTS = ("rollout/guided", "rollout/unhinted")
@@ -241,7 +241,7 @@ def config_of(folder: Path, name: str) -> TrainConfig:
     settings["rewards"] = tuple(one.replace("FOLDER", str(folder)) for one in settings["rewards"])
     return TrainConfig(
         model=MODEL, output=str(folder / "run"), prompts=str(folder / "rows.jsonl"), algorithm=name,
-        hyperparameters=runs.going_without_parts(name, case.options), **settings,
+        hyperparameters=dict(case.options), **settings,
     )  # fmt: skip
 
 

@@ -89,5 +89,8 @@ def test_prompts_that_are_read_as_they_are_drawn_have_none(tmp_path: Path) -> No
     drawn = parts._replace(prompts=parts.prompts._replace(rows=iter(())))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the curriculum reads an embedding of every prompt, but prompts are read as"):
         begin.with_embeddings(config, drawn, state.params, None)
-    own = lambda rows: None  # noqa: E731
+
+    def own(rows: Any) -> None:
+        return None
+
     assert begin.with_embeddings(config, drawn, state.params, own) is own  # type: ignore[arg-type]

@@ -28,7 +28,6 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.agents import lspo, vision_zero
 from jaxrl_llm.algorithms.judged import urpo
 from jaxrl_llm.algorithms.method import run_settings_of
-from jaxrl_llm.algorithms.parts import lacks_of
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.environments import games
 from jaxrl_llm.learner.optimizer import make_optimizer
@@ -302,7 +301,3 @@ def test_two_steps_by_name(name: str, tmp_path: Path, models: Models) -> None:
 
 def test_the_tables_are_of_methods() -> None:
     assert {*OPTIONS, *SETTINGS, *READ, *SAME} <= set(algorithms.names())
-
-
-def test_no_method_lacks_an_essential_part() -> None:
-    assert not [name for name in algorithms.names() if lacks_of(name)]

@@ -111,7 +111,10 @@ def test_feedback_and_a_critic_survive_a_restart(tmp_path: Path, monkeypatch: py
 @pytest.mark.heavy
 def test_a_critic_of_lines_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of three tokens: in the first step the critic alone learns, and the policy from what it says after that."""
-    starts = lambda tools, episode: list(range(3, episode.size + 1, 3))  # noqa: E731
+
+    def starts(tools: Any, episode: Any) -> list[int]:
+        return list(range(3, episode.size + 1, 3))
+
     monkeypatch.setattr("jaxrl_llm.algorithms.credit.dapo_direct_advantage.line_starts", starts)
     settings = {"continuations": 2, "critic_alone": 1, "gap": 0.0}
     config = config_of(

@@ -88,7 +88,7 @@ def test_it_needs_checkpoints() -> None:
 def test_before_the_first_checkpoint_it_is_only_said(tmp_path: Path) -> None:
     config = TrainConfig(spike_factor=4.0, spike_window=5, spike_metrics=("loss",))
     given: Any = LoopState(step=9, feedback={"loss": 7.0}, spikes=FLAT)
-    state, metrics, notes = undo_spike(config, None, "kept", given, Checkpoints(tmp_path / "c"), Clock())  # type: ignore[arg-type]
+    state, metrics, notes = undo_spike(config, "kept", given, Checkpoints(tmp_path / "c"), Clock())  # type: ignore[arg-type]
     assert (state, metrics) == ("kept", {"rollback": 0.0})
     assert notes == ["step 10: loss is 7, above 6; not rolled back: there is no checkpoint to go back to"]
 

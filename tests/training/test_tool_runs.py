@@ -46,7 +46,6 @@ def taken_by(folder: Path, name: str, **changes: Any) -> tuple[list[dict[str, An
     taken: list[runs.Taken] = []
     settings: dict[str, Any] = {
         "algorithm": name, "steps": 2, "eval_size": 0, "prompts_per_step": 2, "checkpoint_every": 0, **changes,
-        "hyperparameters": runs.going_without_parts(name, changes.get("hyperparameters")),
     }  # fmt: skip
     config = config_of(folder, settings.pop("environment", "Tried"), **settings)
     runs.write_prompts(Path(config.prompts), 2)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from jaxrl_llm.algorithms import CATALOGUE
-from jaxrl_llm.algorithms.parts import lacks_of
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.source import Source
@@ -143,16 +142,7 @@ def small_config(folder: Path, **changes: Any) -> TrainConfig:
     }
     if settings["prompts"] == str(folder / "prompts.jsonl"):
         write_prompts(folder / "prompts.jsonl")
-    settings["hyperparameters"] = going_without_parts(
-        settings.get("algorithm", "grpo"), settings.get("hyperparameters")
-    )
     return TrainConfig(**settings)
-
-
-def going_without_parts(name: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Hyper-parameters of a run that excludes the parts that its method lacks, where they say nothing of it."""
-    parts = {"without": ",".join(lacks_of(name))} if lacks_of(name) else {}
-    return {**parts, **(given or {})}
 
 
 class Taken(NamedTuple):

@@ -161,7 +161,8 @@ def state_values(batch: Trajectories, most: Callable[[Array], Array] = lambda va
     From info["state_value"], which is the value at the beginning; that at the end of a row is its score. `most` maps
     values of the policy to those that are wanted. NaN where a value is not known.
     """
-    tree, L = tree_of(batch), batch.tokens.shape[1]
+    tree = tree_of(batch)
+    L = batch.tokens.shape[1]
     value = jnp.where(tree.mask, most(_or(no_state_values, batch, "state_value")), jnp.nan)
     began = jnp.where(tree.first, jnp.broadcast_to(jnp.arange(L), value.shape), L)
     following = jax.lax.cummin(jnp.pad(began, ((0, 0), (0, 1)), constant_values=L)[:, 1:], axis=1, reverse=True)

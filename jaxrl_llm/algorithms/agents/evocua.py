@@ -184,7 +184,8 @@ async def stepwise(
     for one in found:
         states = [*one.path.one.states, None]
         for row in finished(one.path.one, one.end, told):
-            begin, count = int(float(row.info["first_turn"])), int(row.turns.max(initial=-1)) + 1  # type: ignore[arg-type]
+            begin = int(float(row.info["first_turn"]))  # type: ignore[arg-type]
+            count = int(row.turns.max(initial=-1)) + 1
             idle = [turn for turn in range(count) if states[begin + turn] == states[begin + turn + 1]]
             learnt = one.value > success
             row = without_turns(row, idle) if learnt and len(idle) < count else row

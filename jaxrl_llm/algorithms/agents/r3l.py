@@ -193,7 +193,8 @@ async def reflecting(
     ]
 
     async def second(n: int) -> Attempt:
-        first, reflection, number = firsts[n], found[n], G - half + n
+        first, reflection = firsts[n], found[n]
+        number = G - half + n
         first.reflected = reflection is not None
         if reflection is not None and not reflection.perfect:
             text = guidance.format(suggestion=reflection.suggestion)

@@ -104,7 +104,9 @@ async def clue_games(
     scenes = [task.row.get(column) for column in ("scene", "spy_scene")]
     if wrong := [scene for scene in scenes if not isinstance(scene, str) or not scene.strip()]:
         raise InputError(f"prompt {task.prompt_id} needs texts in the columns scene and spy_scene: {shown(wrong[0])}")
-    spy, said, clues = int(tools.random("spy").integers(players)), list[str](), list[Episode]()
+    said: list[str] = []
+    clues: list[Episode] = []
+    spy = int(tools.random("spy").integers(players))
     civilians = [player for player in range(players) if player != spy]
 
     def asked(text: str, player: int) -> tuple[int, ...]:

@@ -72,7 +72,8 @@ def depth_advantages(
     fusion: R(node) is the mean of its leaves' rewards, or the mean of its children's R with weights
     softmax(alpha log-probability of the child's segment, at sampling). 0 where a depth has one node, or equal ones.
     """
-    tree, shared = scored_tree(batch), None
+    tree = scored_tree(batch)
+    shared = None
     if fusion == "softmax":
         shared = shares(tree, alpha * segment_sums(tree, batch.behaviour_logp))
     R = node_values(tree, batch.scores, shared)[tree.key]

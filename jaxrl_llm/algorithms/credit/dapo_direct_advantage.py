@@ -138,15 +138,18 @@ def soft_value_loss(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jnp.nd
     Over the rows that have both, "valued_rows" in the whole batch. Metrics: "value/loss", "value/mean", and
     "value/error", the mean of abs(sigmoid(V) - reward).
     """
-    values, at = needed_output(outputs, "values", "the value loss"), after_line(batch)
+    values = needed_output(outputs, "values", "the value loss")
+    at = after_line(batch)
     read = jnp.any(at, axis=1) & ~jnp.isnan(batch.scores)
-    v, m = jnp.sum(jnp.where(at, values, 0.0), axis=1), jnp.where(read, batch.scores, 0.0)
+    v = jnp.sum(jnp.where(at, values, 0.0), axis=1)
+    m = jnp.where(read, batch.scores, 0.0)
     count = jnp.maximum(control(batch, "valued_rows"), 1)
 
     def mean(each: jnp.ndarray) -> jnp.ndarray:
         return jnp.sum(jnp.where(read, each, 0.0)) / count
 
-    loss, p = mean(optax.sigmoid_binary_cross_entropy(v, m)), jax.nn.sigmoid(v)
+    loss = mean(optax.sigmoid_binary_cross_entropy(v, m))
+    p = jax.nn.sigmoid(v)
     return loss, {"value/loss": loss, "value/mean": mean(p), "value/error": mean(jnp.abs(p - m))}
 
 

@@ -13,7 +13,8 @@ def guided_by_reference(
     batch: Trajectories, tau: float, kappa: float, vocabulary_size: float | None, squared: bool
 ) -> Array:
     """A function `batch -> f32[N, L]`: the advantages of `dgpo_distribution_guided`."""
-    mask, scale = batch.action_mask, 1.0 if vocabulary_size is None else jnp.log(vocabulary_size)
+    mask = batch.action_mask
+    scale = 1.0 if vocabulary_size is None else jnp.log(vocabulary_size)
     h = jnp.where(mask, jnp.maximum(batch.need("entropy"), 1e-12), 1.0) / scale
     s = hellinger(batch.need("reference_affinity"), squared) * h**kappa
     return batch.need("advantages") * softmax_shares(s, mask, tau)

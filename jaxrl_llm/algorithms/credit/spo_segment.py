@@ -76,7 +76,8 @@ def zero_edges_out() -> Transform:
 @stateless_part()
 def whiten_counted(batch: Trajectories, epsilon: NonNegative = 1e-8) -> Trajectories:
     """(A - mean) / sqrt(variance + epsilon), moments over the actions of scored rows by their weights (ddof 0)."""
-    A, mask = batch.need("advantages"), scored_actions(batch)
+    A = batch.need("advantages")
+    mask = scored_actions(batch)
     w = jnp.where(mask, batch.loss_weights, 0.0)
     mass = jnp.maximum(jnp.sum(w), 1e-9)
     top = jnp.max(jnp.where(w > 0, A, -jnp.inf), initial=-jnp.inf)

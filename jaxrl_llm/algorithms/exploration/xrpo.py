@@ -64,7 +64,8 @@ def xrpo(
     (`embedded.text_features`), and its pool may also hold solutions of the same step. Rollout:
     `rollouts.adaptive.in_rounds`, and curriculum: `solved_examples`.
     """
-    bonus, solved = with_novelty_bonus(novelty_coefficient, kappa), succeeds(success) if examples else None
+    bonus = with_novelty_bonus(novelty_coefficient, kappa)
+    solved = succeeds(success) if examples else None
     return Algorithm(
         transform=chain(group_relative(epsilon=1e-8), revised(bonus, {"old_logp"})),
         objective=policy_gradient(token_ratio("old"), clip(clip_low, clip_high), sequence_mean()),
@@ -138,7 +139,9 @@ def solved_examples(
 
             return [{column: of(int(prompt))} for prompt in ids]
 
-        metrics = lambda state: {"pool": float(len(state["pool_ids"]))}  # noqa: E731
+        def metrics(state: State) -> dict[str, float]:
+            return {"pool": float(len(state["pool_ids"]))}
+
         return Machine(empty, observe=observe, metrics=metrics, columns=columns)
 
     return make

@@ -154,7 +154,8 @@ def tagged(
         out = []
         for one, end, text, mode, factor, ids in zip(found, ends, texts, chosen, worth, given, strict=True):
             assert end.reward is not None
-            proper = mode_of(text, modes) == mode >= 0 and (one.replies > 1) == (mode == len(modes) - 1)
+            with_tools = mode == len(modes) - 1
+            proper = mode_of(text, modes) == mode >= 0 and (one.replies > 1) == with_tools
             rows = finished(one, replace(end, reward=end.reward * proper * factor), settings.turn_rewards)
             prefix = float(len(ids[1])) if ids else 0.0
             out += [

@@ -92,7 +92,8 @@ def shielded_hints(
     The entropies are those of the current policy, under stop-gradient. Statistics, besides those of `sampled`:
     "hint/share" of the tokens, and "hint/weight", the mean over all tokens of the weights of hints.
     """
-    hint, value = hint_tokens(batch), sampled(ratio, outputs, batch)
+    hint = hint_tokens(batch)
+    value = sampled(ratio, outputs, batch)
     weight = consistency(jax.lax.stop_gradient(outputs.entropy), hint, batch.action_mask & ~hint)
     weight = jnp.where(hint & (batch.need("advantages") < 0), 0.0, weight)
     statistics = {"hint/share": hint.astype(jnp.float32), "hint/weight": jnp.where(hint, weight, 0.0)}

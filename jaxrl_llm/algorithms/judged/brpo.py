@@ -20,7 +20,8 @@ Verdicts = Callable[[jax.Array, Trajectories], tuple[jax.Array, jax.Array]]  # -
 
 def by_scores(step: jax.Array, batch: Trajectories) -> tuple[jax.Array, jax.Array]:
     """Advantages against a random member of each group by scores, and which rows are those members."""
-    noise, scored = row_noise(batch, step), ~jnp.isnan(batch.scores)
+    noise = row_noise(batch, step)
+    scored = ~jnp.isnan(batch.scores)
     reference = scored & (ranks_within(batch.group, noise, noise, scored) == 0)
     return against_reference(batch.scores, batch.group, reference), reference
 

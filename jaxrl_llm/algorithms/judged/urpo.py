@@ -85,7 +85,9 @@ async def player_and_referee(
     found = await samples(tools, task.prompt, range(task.samples))
     if tools.first_step < open_from:
         return [one.scored(math.nan) for one in found]
-    texts, problem, random = texts_of(tools, found), problem_text(tools, task), tools.random("referee")
+    texts = texts_of(tools, found)
+    problem = problem_text(tools, task)
+    random = tools.random("referee")
     orders = [random.permutation(len(texts)) for _ in range(calls)]
     referee = policy() if by is None else by
     said = await referee.answers(

@@ -67,9 +67,11 @@ def capo_curvature(
     gradients too. model "gradient": G = g, a plain gradient step, which has a closed form without full distributions.
     learning_rate is the peak of the run's (1.5e-5 where None, as 0.9, 0.999 and 1e-8 of Adam).
     """
-    rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length
+    rate = 1.5e-5 if learning_rate is None else learning_rate
+    longest = 4096 if max_length is None else max_length
     mean = kept_mean if average == "sequence" else constant(longest)
-    objective, credit = clipped_policy(clip_low, clip_high, mean), group_relative(scale)
+    objective = clipped_policy(clip_low, clip_high, mean)
+    credit = group_relative(scale)
     limits = rate, change_limit, kl_limit, symmetric
     if model == "gradient":
         return Algorithm(chain(credit, keep_small_steps(*limits)), objective)
@@ -151,7 +153,7 @@ def keep_small_steps(
     """
     mask = batch.loss_weights != 0
     squares, cubes, h_square = (jnp.where(mask, batch.need(name), 0.0) for name in INPUTS)
-    p, A = jnp.exp(jnp.where(mask, batch.need("old_logp"), 0.0)), batch.need("advantages")
-    change, kl = gradient_step_effect(p, squares, cubes, h_square, A, learning_rate)
+    p = jnp.exp(jnp.where(mask, batch.need("old_logp"), 0.0))
+    change, kl = gradient_step_effect(p, squares, cubes, h_square, batch.need("advantages"), learning_rate)
     kept = mask & within_limits(change, kl, change_limit, kl_limit, symmetric)
     return batch.replace(weights=jnp.where(kept, batch.loss_weights, 0.0))

@@ -60,7 +60,8 @@ def windowed_advantages(batch: Trajectories, gamma: FractionNumber = 1.0, lam: F
     have advantages 0. The reward of an unfinished row is ignored. Writes the control "explained_variance", of the
     returns by the values.
     """
-    values, window, unfinished = batch.need("values"), newest_window(batch), unfinished_rows(batch)
+    values = batch.need("values")
+    window, unfinished = newest_window(batch), unfinished_rows(batch)
     # An unfinished row has no terminal reward yet.
     known = batch.replace(reward=jnp.where(unfinished, 0.0, batch.scores))
     rewards, scored = terminal_rewards(known), scored_actions(known)
@@ -68,7 +69,8 @@ def windowed_advantages(batch: Trajectories, gamma: FractionNumber = 1.0, lam: F
     ended = (jnp.any(window, axis=1) & ~unfinished)[:, None] & scored
     returns = jnp.where(ended, reward_to_go(rewards, ended), 0.0)
     trained = jnp.where(ended, batch.loss_weights, 0.0)
-    total, rows = jnp.sum(trained), totals_of(batch.replace(totals=None))["rows"]
+    total = jnp.sum(trained)
+    rows = totals_of(batch.replace(totals=None))["rows"]
     return (
         batch.replace(advantages=advantages, returns=returns, weights=batch.loss_weights * window)
         .with_info(value_weights=jnp.where(total > 0, trained * rows / jnp.where(total > 0, total, 1.0), 0.0))

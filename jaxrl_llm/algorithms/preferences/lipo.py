@@ -137,6 +137,7 @@ def list_sigmoid(lists: Lists) -> jax.Array:
 
 
 def _behind(lists: Lists) -> jax.Array:
+    """f32[N, N]: s_j - s_i."""
     return lists.score - lists.score[:, None]
 
 

@@ -89,7 +89,8 @@ async def labelled_steps(
         raise InputError(f"prompt {task.prompt_id}: steps must be texts, and labels {wanted}")
     found = encode_steps(tokenizer, prompt, steps, labels, separator=separator, only_last=only_last)
     most = len(task.prompt) + task.limit
-    ids, marks = [*found.tokens[:most], tokenizer.eos_token_id or 0], found.labels[:most]
+    ids = [*found.tokens[:most], tokenizer.eos_token_id or 0]
+    marks = found.labels[:most]
     ends = [at + 1 for at, mark in enumerate(marks) if mark != NO_LABEL]
     if not ends:
         raise InputError(f"prompt {task.prompt_id} is cut before its first label: raise max_new_tokens")

@@ -62,7 +62,8 @@ def degree_loss(degrees: AtLeastTwo) -> Objective:
         return batch.with_info(degree_share=jnp.full(batch.lengths.shape, 1.0 / count))
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:
-        values, degree = needed_output(outputs, "values", "the loss of degrees"), degrees_of(batch)
+        values = needed_output(outputs, "values", "the loss of degrees")
+        degree = degrees_of(batch)
         logits = jnp.sum(jnp.where(last_actions(batch)[..., None], values, 0.0), axis=1)
         share = batch.need("degree_share")
         right = (jnp.argmax(logits, axis=1) == degree).astype(jnp.float32)

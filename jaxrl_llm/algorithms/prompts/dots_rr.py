@@ -240,10 +240,12 @@ def attention(
     curriculum/prediction_error is the mean squared error on the last references, before these were learnt from.
     """
 
-    chosen, rank = references_of(facts, references, every), facts.rank
+    chosen = references_of(facts, references, every)
+    rank = facts.rank
     table = embeddings_of(facts, column).mean(axis=1)
     model = predictor_of(table.shape[1], facts.seed, units, layers, rate)
-    K, held = references, nn.is_held_out(facts)
+    K = references
+    held = nn.is_held_out(facts)
 
     def predicted(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
         if not (state["ids"][-1] >= 0).any():

@@ -11,7 +11,7 @@ from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import batch_part
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.records import PromptFacts, State
+from jaxrl_llm.curriculum.records import PromptFacts, Prompts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome
 from jaxrl_llm.rollouts.guidance.hints import problem_of
 from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part, samples
@@ -91,7 +91,8 @@ def instruction_population(
 
     def extra(state: State) -> list[int]:
         """The prompts that the next step draws beside its own."""
-        phase, random = state["step"] % every, np.random.default_rng([facts.seed, 5, state["step"]])
+        phase = state["step"] % every
+        random = np.random.default_rng([facts.seed, 5, state["step"]])
         if phase == every - 2 and state["failed"]:
             return [state["failed"][0]["id"]]
         if phase != every - 1 or not state["trial"]:
@@ -145,8 +146,12 @@ def instruction_population(
     def metrics(state: State) -> dict[str, float]:
         return {"best_weight": max(weights(state)), "replaced": float(state["replaced"])}
 
-    score = lambda state, prompts, random: np.where(np.isin(prompts.ids, extra(state)), 1e12, 0.0)  # noqa: E731
-    size = lambda state, count: count + len(extra(state))  # noqa: E731
+    def score(state: State, prompts: Prompts, random: np.random.Generator) -> np.ndarray:
+        return np.where(np.isin(prompts.ids, extra(state)), 1e12, 0.0)
+
+    def size(state: State, count: int) -> int:
+        return count + len(extra(state))
+
     return Machine(start, score=score, size=size, observe=observe, metrics=metrics, columns=columns)
 
 

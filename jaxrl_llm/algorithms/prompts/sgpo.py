@@ -133,8 +133,10 @@ def sorted_by_profile(
                 raise InputError(f"this curriculum is for groups of {samples} samples: set group_size to {samples}")
             return np.full(len(prompts.ids), each)
 
+        def metrics(state: State) -> dict[str, float]:
+            return {"group_size": float(state["size"])}
+
         reasons = (Why.SOLVED, Why.UNSOLVED, Why.LATER, Why.EARLIER)
-        metrics = lambda state: {"group_size": float(state["size"])}  # noqa: E731
         return Machine(start, None, left_out, size, counts, observe, metrics, reasons)
 
     return make

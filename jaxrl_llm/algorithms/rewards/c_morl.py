@@ -55,6 +55,7 @@ _MOST = 16  # components
 
 
 def _mean(values: jax.Array) -> jax.Array:
+    """The mean of what is not NaN; 0 of nothing."""
     known = ~jnp.isnan(values)
     return jnp.sum(jnp.where(known, values, 0.0)) / jnp.maximum(jnp.sum(known), 1)
 

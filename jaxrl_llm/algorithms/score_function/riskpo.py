@@ -43,6 +43,7 @@ def riskpo(
     Defaults are those of the authors' script for DAPO-math, except credit, which is from the one for MATH (where beta
     is 0.9, with natural_baseline); both use verl's token mean.
     """
-    tails = alpha, beta, tail_weight
-    transform = bundled_risk(risk, *tails, bundle_size, quantiles, quantile_rate, credit, natural_baseline, ragged)
+    transform = bundled_risk(
+        risk, alpha, beta, tail_weight, bundle_size, quantiles, quantile_rate, credit, natural_baseline, ragged
+    )
     return Algorithm(transform, averaged_gradient(clip(clip_low, clip_high), average))

@@ -60,7 +60,8 @@ def tracker(
     value, memory = np.full(facts.size, 0.5, np.float32), np.ones(facts.size, np.float32)
     if column is not None:
         mean = _means(facts, column)
-        value, memory = ((samples * mean + 0.5) / (samples + 1)).astype(np.float32), memory / np.float32(1 - least)
+        value = ((samples * mean + 0.5) / (samples + 1)).astype(np.float32)
+        memory = memory / np.float32(1 - least)
     start = {"value": value, "memory": memory, "seen": np.zeros(facts.size, bool), "drift": 0.0}
     return SuccessModel(predict, start, metrics=lambda state: {"drift": state["drift"]}, on_update=learned)
 

@@ -135,7 +135,8 @@ def advantages_of_replies(batch: Trajectories, gamma: Fraction = 0.95) -> Trajec
     y_q = rewards_of_turns(batch)[..., None] + gamma * following(read(target[..., 2:], first), mask)
     y_v = read(target[..., :2], last)
     A = jnp.where(own, jnp.min(Q, axis=-1) - jnp.min(V, axis=-1), 0.0)
-    returns, acted = [], turn_numbers(batch) >= 0
+    acted = turn_numbers(batch) >= 0
+    returns = []
     for place, where, y in ((last, mask, y_q), (first, own, y_v)):
         here = acted & (on_tokens(place.astype(jnp.float32), batch) == jnp.arange(batch.tokens.shape[1]))
         for head in range(2):
@@ -186,7 +187,8 @@ def kept_states(
         return {"steps": state["steps"] + 1, "tokens": tokens, "lengths": lengths, "places": table}
 
     def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
-        table, begins = state["places"], np.cumsum(state["lengths"]) - state["lengths"]
+        table = state["places"]
+        begins = np.cumsum(state["lengths"]) - state["lengths"]
         random = np.random.default_rng([facts.seed, state["steps"]])
         chosen = random.permutation(len(table))[: samples * len(ids)]
 

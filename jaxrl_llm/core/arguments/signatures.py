@@ -165,5 +165,6 @@ def _added() -> Mapping[str, Callable[..., Any]]:
 
 @cache
 def _methods() -> dict[str, Any]:
+    """The records of `catalogue.json` by name."""
     found: dict[str, Any] = json.loads(CATALOGUE.read_text(encoding="utf-8"))
     return found

@@ -25,8 +25,8 @@ def effective_rank(hidden: jax.Array, mask: jax.Array) -> jax.Array:
     values = jnp.linalg.svd(centred, compute_uv=False)
     total = jnp.sum(values)
     p = values / jnp.where(total > 0, total, 1.0)
-    rank = jnp.exp(-jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0)))
-    return jnp.where(count < 2, 0.0, rank)
+    entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
+    return jnp.where(count < 2, 0.0, jnp.exp(entropy))
 
 
 def prefix_ranks(hidden: jax.Array, count: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
@@ -69,6 +69,8 @@ def rank_measures(hidden: jax.Array, mask: jax.Array, stride: int = 40, max_leng
 
 
 def _read(name: str) -> Compute:
+    """What the forward pass of the weights before the update measured."""
+
     def compute(models: Models, batch: Trajectories, number: float | None) -> Array:
         return (models.old.extras or {})[name if number is None or name != "tempered_logp" else f"{name}:{number:g}"]
 
@@ -76,6 +78,7 @@ def _read(name: str) -> Compute:
 
 
 def _of_teacher(name: str) -> Compute:
+    """What the forward pass of the teacher found."""
     return lambda models, batch, number: (models.teacher.extras or {})[name]
 
 
@@ -85,6 +88,7 @@ def _reduced(function: Callable[[Array, Array], Array]) -> Compute:
 
 
 def _squares(hidden: Array, mask: Array) -> Array:
+    """f32[N, L]: squared norms of states [N, L, D]."""
     return jnp.sum(hidden**2, axis=-1)
 
 

@@ -66,7 +66,8 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
     if not continued:
         return put(rendering.asked(given), instead)
     content: Any = given[-1].get("content") or ""
-    end, parts = f"{NONCE}end", isinstance(content, list)
+    end = f"{NONCE}end"
+    parts = isinstance(content, list)
     said = content[-1]["text"] if parts else str(content)
     longer: Any = [*content[:-1], {**content[-1], "text": said + end}] if parts else said + end
     begun, found, _ = rendering.written([*given[:-1], {**given[-1], "content": longer}]).rpartition(end)

@@ -113,7 +113,8 @@ class Rendering:
 
     @property
     def _takes_parts_alone(self) -> bool:
-        known, text = _takes_parts.setdefault(self.tokenizer, {}), "a question"
+        known = _takes_parts.setdefault(self.tokenizer, {})
+        text = "a question"
         if self.template not in known:
             plain, parts = ([{"role": "user", "content": content}] for content in (text, parts_of(text)))
             known[self.template] = not _gives(self._rendered, plain, text) and _gives(self._rendered, parts, text)

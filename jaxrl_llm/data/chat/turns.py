@@ -113,8 +113,8 @@ class ChatTurns(Rendering):
         They are what the template writes after it: where nothing ends a reply, the beginning of the next turn.
         """
         asked, answered = (self._delta([{"role": role, "content": "found 41"}]) for role in ("user", "tool"))
-        firsts = [self.encode(text or "")[:1] for text in (self.reply_end, asked, answered)]
-        return self._special & {*firsts[0], *firsts[1]}, self._special & {*firsts[2]}
+        end, user, tool = (self._special & {*self.encode(text or "")[:1]} for text in (self.reply_end, asked, answered))
+        return end | user, tool
 
     @cached_property
     def stops(self) -> frozenset[int]:

@@ -41,8 +41,9 @@ def matching_files(pattern: str) -> list[Path]:
     if not paths:
         raise InputError(f"no data at {shown(pattern, 200)}: no file matches the pattern")
     if other := [path for path in paths if format_of(path) is None or format_of(path) != format_of(paths[0])]:
-        what = f"{shown(pattern, 200)} matches {other[0]}"
-        raise InputError(f"{what}: all its files must be .jsonl, all .parquet or all .array_record")
+        raise InputError(
+            f"{shown(pattern, 200)} matches {other[0]}: all its files must be .jsonl, all .parquet or all .array_record"
+        )
     return paths
 
 

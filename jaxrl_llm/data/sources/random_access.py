@@ -63,9 +63,11 @@ class RecordFiles:
         at = np.asarray(indices, np.int64)
         if at.size and (at.min() < 0 or at.max() >= len(self)):
             raise IndexError(f"records have the indices 0 to {len(self) - 1}, found {at.min()} to {at.max()}")
-        of_file, out = np.searchsorted(self._ends, at, side="right"), dict[int, Record]()
+        of_file = np.searchsorted(self._ends, at, side="right")
+        out: dict[int, Record] = {}
         for number in np.unique(of_file):
-            file, here = self.files[number], np.flatnonzero(of_file == number)
+            file = self.files[number]
+            here = np.flatnonzero(of_file == number)
             wanted = (at[here] - (self._ends[number] - file.records)).tolist()
             out |= zip(here.tolist(), _read(file, wanted), strict=True)
         return [out[place] for place in range(len(at))]
@@ -140,6 +142,7 @@ def row_of(record: Any, where: str) -> files.Row:
 
 
 def _json_lines(path: Path) -> File:
+    """The lines that are not blank."""
     starts, numbers = index_lines(path)
 
     def read(wanted: Sequence[int]) -> list[Record]:
@@ -237,6 +240,8 @@ def _array_record(path: Path) -> File:
 
 
 def _data_set(path: Path, data: Any, size: int) -> File:
+    """The rows of a `datasets.Dataset` in a folder."""
+
     def read(wanted: Sequence[int]) -> list[Record]:
         with files.saved_errors(path):
             columns = data[list(wanted)]

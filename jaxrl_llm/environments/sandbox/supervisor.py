@@ -152,6 +152,7 @@ def _system() -> tuple[str, ...]:
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
+    """Without those that lie in others."""
     out: list[str] = []
     for path in sorted(set(paths)):
         if not out or not path.startswith(out[-1].rstrip("/") + "/"):

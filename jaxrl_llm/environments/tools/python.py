@@ -91,6 +91,7 @@ class _Held:
         self._session: Session | None = None
 
     def run(self, code: str, keep: bool) -> Result:
+        """Run code, and keep the session or not."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the conversation is over")

@@ -64,7 +64,8 @@ class LabConfig:
 
     def in_common(self) -> dict[str, Any]:
         """What runs that stand in one table have in common, as JSON."""
-        own, names = dataclasses.asdict(self), ("seeds", "first_seed", "grid", "settings", "warm_steps", "threshold")
+        own = dataclasses.asdict(self)
+        names = ("seeds", "first_seed", "grid", "settings", "warm_steps", "threshold")
         grid = {name: list(values) for name, values in self.grid.items()}
         return {name: own[name] for name in names} | {"grid": grid}
 

@@ -127,10 +127,11 @@ class Ran(NamedTuple):
 
 
 def lacking(name: str, task: Task) -> list[str]:
-    """What a method lacks in the laboratory: parts, needs that only some runs provide, what precedes the batch."""
+    """What a method lacks in the laboratory: needs that only some runs provide, and what precedes the batch."""
     method = get(name)
+    named = missing(name)
     needs = {need_of(need).name for need in method.needs if need_of(need).provider}
-    return [*missing(name), *sorted(needs - set(missing(name))), *sorted(experience_of(method, task))]
+    return [*named, *sorted(needs - set(named)), *sorted(experience_of(method, task))]
 
 
 def check_points(name: str, settings: LabSettings, task: Task, grid: Grid) -> None:
@@ -156,7 +157,8 @@ def run_method(
     the grid that it does not have are left out. The same seed is the same run, however many others there are. Where the
     method refuses its hyper-parameters, the outcome says so (`Outcome.error`).
     """
-    task, make = how.task, constructor(name)
+    task = how.task
+    make = constructor(name)
     without = tuple(need for need in lacking(name, task) if need not in provided(task))
     note = f"without {', '.join(without)}" if without else ""
     known = inspect.signature(make).parameters

@@ -65,10 +65,12 @@ def measure(metrics: Mapping[str, Floats], rewards: Floats, right: Floats, how: 
     metrics: f64[seeds, iterations] by name. rewards, right: f64[seeds, prompts, samples], rewards and 0 or 1, of fresh
     prompts after the last iteration.
     """
-    samples, curves = right.shape[2], metrics["reward"]
+    samples = right.shape[2]
+    curves = metrics["reward"]
     found = {"final": rewards.mean(axis=(1, 2))}
-    for k in (k for k in (1, 2, 4, 8, 16) if k <= samples):
-        found[f"pass@{k}"] = np.array([pass_at_k(counts, samples, k).mean() for counts in right.sum(axis=2)])
+    for k in (1, 2, 4, 8, 16):
+        if k <= samples:
+            found[f"pass@{k}"] = np.array([pass_at_k(counts, samples, k).mean() for counts in right.sum(axis=2)])
     for name in ("entropy", "length"):
         found[name] = trailing_mean(metrics[name], how.window)[:, -1]
     found["area"] = np.array([area(curve) for curve in curves])
@@ -84,8 +86,7 @@ def curves_of(metrics: Mapping[str, Floats]) -> dict[str, dict[str, list[float]]
         parts = np.array_split(metrics[name], min(LONGEST_CURVE, metrics[name].shape[1]), axis=1)
         values = np.stack([part.mean(axis=1) for part in parts], axis=1)
         ends = np.cumsum([part.shape[1] for part in parts])
-        known, none = np.isfinite(values).all(axis=0), (math.nan, math.nan)
-        bounds = [bootstrap(mean, [x], resamples=500) if y else none for x, y in zip(values.T, known, strict=True)]
+        bounds = [_interval(of_seeds) for of_seeds in values.T]
         found[name] = {
             "iteration": [float(end) for end in ends],
             "mean": [round(float(x), 4) for x in values.mean(axis=0)],
@@ -95,10 +96,18 @@ def curves_of(metrics: Mapping[str, Floats]) -> dict[str, dict[str, list[float]]
     return found
 
 
+def _interval(of_seeds: Floats) -> tuple[float, float]:
+    """A 95 % interval of the mean over the seeds, f64[seeds]; NaN where a seed has no finite number."""
+    return bootstrap(mean, [of_seeds], resamples=500) if np.isfinite(of_seeds).all() else (math.nan, math.nan)
+
+
 def to_json(outcome: Outcome) -> dict[str, Any]:
     """A JSON object of it; numbers that are not finite are null."""
     measures = {name: [_plain(x) for x in values] for name, values in outcome.measures.items()}
-    curves = {name: {k: [_plain(x) for x in v] for k, v in curve.items()} for name, curve in outcome.curves.items()}
+    curves = {
+        metric: {column: [_plain(x) for x in values] for column, values in curve.items()}
+        for metric, curve in outcome.curves.items()
+    }
     return outcome._asdict() | {"measures": measures, "curves": curves}
 
 
@@ -106,8 +115,8 @@ def from_json(value: Mapping[str, Any]) -> Outcome:
     """The outcome that `to_json` wrote; null is infinite among the measures ("steps" that were not made)."""
     measures = {name: np.array([math.inf if x is None else x for x in v]) for name, v in value["measures"].items()}
     curves = {
-        name: {k: [math.nan if x is None else x for x in v] for k, v in curve.items()}
-        for name, curve in value["curves"].items()
+        metric: {column: [math.nan if x is None else x for x in values] for column, values in curve.items()}
+        for metric, curve in value["curves"].items()
     }
     return Outcome(**{**value, "measures": measures, "curves": curves})
 

@@ -141,7 +141,8 @@ def write_curves(
     for axes, task in zip(panels, tasks, strict=True):
         for number, label in enumerate(labels):
             outcome = next(o for o in outcomes if o.task == task and o.label == label)
-            curve, colour = outcome.curves["reward"], f"C{number}"
+            curve = outcome.curves["reward"]
+            colour = f"C{number}"
             axes.plot(curve["iteration"], curve["mean"], color=colour, label=label, linewidth=1.5)
             axes.fill_between(curve["iteration"], curve["low"], curve["high"], color=colour, alpha=0.18, linewidth=0)
         axes.axhline(best[task], color="grey", linestyle=":", linewidth=1)

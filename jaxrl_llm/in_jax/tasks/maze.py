@@ -101,7 +101,8 @@ def passages(size: int, doors: int, layout: int) -> np.ndarray:
         if move % 2 and row + down < size and column + right < size
     ]  # fmt: skip
     random.shuffle(walls)
-    part, closed = list(range(cells)), []
+    part = list(range(cells))
+    closed = []
     for cell, move, other in walls:
         if part[cell] == part[other]:
             closed.append((cell, move, other))

@@ -166,7 +166,10 @@ def play(environment: Environment, prompts: Array, end: int, act: Act, carry: An
         after, following, reward, over = jax.vmap(environment.step)(state, reply)
         tokens = jnp.concatenate([seen, reply], axis=1)
         found = (tokens, jnp.where(done, 0.0, reward), jnp.where(done, 0, number), ~done, kept)
-        unless_done = lambda old, new: jnp.where(done.reshape(N, *[1] * (new.ndim - 1)), old, new)  # noqa: E731
+
+        def unless_done(old: Array, new: Array) -> Array:
+            return jnp.where(done.reshape(N, *[1] * (new.ndim - 1)), old, new)
+
         return (own, jax.tree.map(unless_done, state, after), following, done | over), found
 
     begin = (carry, state, seen, jnp.zeros(N, bool))

@@ -217,7 +217,8 @@ def read_score_head(raw: Mapping[str, Any], family: Family, where: str) -> Score
     names = raw.get("id2label") or {str(n): f"LABEL_{n}" for n in range(given(raw, "num_labels", _LABELS))}
     if sorted(names) != sorted(map(str, range(len(names)))):
         raise InputError(f"{where}: id2label is {shown(names)}, but must number its labels from 0 on")
-    return ScoreHead(tuple(str(names[str(number)]) for number in range(len(names))), pad, raw.get("step_separator"))
+    labels = tuple(str(names[str(number)]) for number in range(len(names)))
+    return ScoreHead(labels, pad, raw.get("step_separator"))
 
 
 def write_score_head(config: ModelConfig, family: Family) -> dict[str, Any]:

@@ -95,7 +95,8 @@ def _gemma4_sizes(raw: Values, types: list[str], where: str) -> dict[str, dict[s
         if raw.get("attention_k_eq_v"):
             whole["num_kv_heads"] = given(raw, "num_global_key_value_heads", usual["num_kv_heads"])
         return {FULL: whole, SLIDING: usual}
-    found, names = dict[str, dict[str, Any]](), ("head_dim", "num_key_value_heads")
+    names = ("head_dim", "num_key_value_heads")
+    found: dict[str, dict[str, Any]] = {}
     for layer, layer_type in enumerate(types):
         own = raw["per_layer_config"].get(str(layer)) or {}
         if not isinstance(own, dict) or set(own) - set(names):
@@ -109,15 +110,18 @@ def _gemma4_sizes(raw: Values, types: list[str], where: str) -> dict[str, dict[s
 
 def _read_gemma4(raw: Values, where: str) -> dict[str, Any]:
     types = _gemma4_types(raw, where)
-    sizes, shared = _gemma4_sizes(raw, types, where), int(raw.get("num_kv_shared_layers") or 0)
-    bias, wide = bool(raw.get("attention_bias")), 2 if raw.get("use_double_wide_mlp") else 1
+    sizes = _gemma4_sizes(raw, types, where)
+    shared = int(raw.get("num_kv_shared_layers") or 0)
+    bias = bool(raw.get("attention_bias"))
+    wide = 2 if raw.get("use_double_wide_mlp") else 1
     first_shared = len(types) - shared
     if not 0 <= shared < len(types) or set(types[first_shared:]) - set(types[:first_shared]):
         raise InputError(f"{where}: num_kv_shared_layers is {shared}, but their keys must be those of earlier layers")
     kinds: list[LayerKind] = []
     of_layer: list[int] = []
     for layer, layer_type in enumerate(types):
-        own, name = dict(sizes[layer_type]), NAMES[layer_type]
+        own = dict(sizes[layer_type])
+        name = NAMES[layer_type]
         if raw.get("attention_k_eq_v") and layer_type == FULL:
             own["keys_as_values"] = True
         if layer >= first_shared:
@@ -149,7 +153,8 @@ def _read_gemma4(raw: Values, where: str) -> dict[str, Any]:
 
 
 def _write_gemma4(config: ModelConfig) -> dict[str, Any]:
-    types, kinds = layer_types(config), config.each_kind
+    types = layer_types(config)
+    kinds = config.each_kind
     first = config.of_layer(types.index(SLIDING)) if SLIDING in types else kinds[0]
     shared = [kinds[kind].keys_of != "" for kind in config.kind_of_layer]
     width = config.shared_size or first.intermediate_size

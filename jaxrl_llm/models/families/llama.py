@@ -33,6 +33,7 @@ def _write_biases(config: ModelConfig) -> dict[str, Any]:
 
 
 def _smollm3_rotated(raw: Values) -> list[bool]:
+    """Which layers rotate their heads."""
     marks, every = raw.get("no_rope_layers"), raw["no_rope_layer_interval"]
     return [bool(marks[i]) if marks else (i + 1) % every != 0 for i in range(raw["num_hidden_layers"])]
 

@@ -62,8 +62,9 @@ class FileTensor:
                 return self._bytes().view(EIGHT_BITS[self.dtype])
             return np.asarray(self.opened.get_tensor(self.name))
         except (SafetensorError, OSError, ValueError, AttributeError) as error:
-            what = f"{self.path}: tensor {shown(self.name)} cannot be read"
-            raise InputError(f"{what} ({reason(error)}): download it again") from None
+            raise InputError(
+                f"{self.path}: tensor {shown(self.name)} cannot be read ({reason(error)}): download it again"
+            ) from None
 
     def _bytes(self) -> np.ndarray:
         """The bytes of a tensor whose numbers have one each: the header says where they are."""

@@ -149,6 +149,7 @@ def written_whole(folder: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _sync(folder: Path) -> None:
+    """Wait until all files of a folder are on the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

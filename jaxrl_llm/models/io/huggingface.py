@@ -260,7 +260,10 @@ class Shards:
         if self.sharding is None:
             # `jnp.asarray` compiles a program for each shape; what is donated later must be a copy.
             return jax.device_put(next(iter(self.parts.values())), may_alias=False)
-        part = lambda index: self.parts[_region(index or (), self.shape)]  # noqa: E731
+
+        def part(index: Any) -> np.ndarray:
+            return self.parts[_region(index or (), self.shape)]
+
         return jax.make_array_from_callback(self.shape, self.sharding, part)
 
 

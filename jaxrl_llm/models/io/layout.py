@@ -52,7 +52,8 @@ def stored_tensors(config: ModelConfig, found: Container[str] | None = None) -> 
                 ]
                 names = [_full_name(tensor, weight).format(layer=layer, expert=0) for tensor in options]
                 usual = next(i for i, tensor in enumerate(options) if tensor not in family.others)
-                tensor = options[next((i for i, name in enumerate(names) if found is None or name in found), usual)]
+                there = (i for i, name in enumerate(names) if found is None or name in found)
+                tensor = options[next(there, usual)]
                 held = tuple(here[name] for name in tensor.weights)
                 done |= {(name, place) for name in tensor.weights}
                 each = range(here[weight.name].shape[1]) if "{expert}" in _full_name(tensor, weight) else (None,)

@@ -67,7 +67,8 @@ def load_policy(
     dtype, kept = begin_loading(dtype, param_dtype, remat)
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if model := _gguf_model(name):
-        config, where = from_hf(model.config, where=model.path.name), model.path.name
+        where = model.path.name
+        config = from_hf(model.config, where=where)
         config, params = _params(model.tensors, config, kept, where, shardings, adapter, keep)
         tokenizer = model.tokenizer()
         return with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
@@ -138,8 +139,11 @@ def _params(
     if shardings is None:
         return config, combine(params, jax.tree.map(jnp.asarray, own))
     places = shardings(config, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), own))
-    put_on = lambda x, place: jax.make_array_from_callback(x.shape, place, lambda index: x[index])  # noqa: E731
-    return config, combine(params, jax.tree.map(put_on, own, places))
+
+    def placed(x: Any, place: Any) -> jax.Array:
+        return jax.make_array_from_callback(x.shape, place, lambda index: x[index])
+
+    return config, combine(params, jax.tree.map(placed, own, places))
 
 
 def read_unread(path_or_name: str | Path) -> Unread:
@@ -186,6 +190,7 @@ def begin_loading(dtype: Any, param_dtype: Any, remat: Any) -> tuple[Any, Any]:
 
 
 def _expect_no_torch() -> None:
+    """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
     logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in str(record.msg))
 
 
@@ -204,6 +209,7 @@ def _dtype(name: str, dtype: Any) -> Any:
 
 
 def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any:
+    """The shardings of the parameters, or None."""
     if shardings is None:
         return None
     shapes: dict[str, Any] = {}

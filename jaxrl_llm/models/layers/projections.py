@@ -104,9 +104,12 @@ def _joined_product_forward(x: Array, into: Array, weight: Array, out: Array) ->
 def _joined_product_backward(residuals: tuple[Array, ...], dy: Array) -> tuple[Array, ...]:
     x, low_rank, into, weight, out = residuals
     d_low_rank = linear(dy, out.T)
-    of_rows = lambda a: a.reshape(-1, a.shape[-1])  # noqa: E731
-    d_into, d_weight = of_rows(x).T @ of_rows(d_low_rank), of_rows(x).T @ of_rows(dy)
-    return _joined(dy, d_low_rank, weight.T, into.T), d_into, d_weight, of_rows(low_rank).T @ of_rows(dy)
+
+    def of_matrix(inputs: jax.Array, d_outputs: jax.Array) -> jax.Array:
+        return inputs.reshape(-1, inputs.shape[-1]).T @ d_outputs.reshape(-1, d_outputs.shape[-1])
+
+    dx = _joined(dy, d_low_rank, weight.T, into.T)
+    return dx, of_matrix(x, d_low_rank), of_matrix(x, dy), of_matrix(low_rank, dy)
 
 
 joined_product.defvjp(_joined_product_forward, _joined_product_backward)
@@ -167,7 +170,9 @@ def project_summed(x: Array, layer: dict[str, Any], name: str, placement: Placem
 
     XLA for TPUs sums and scatters the rows of a matrix; with more axes it sums all tokens on every device.
     """
-    joined, alone = name in placement.joined, name + LORA_IN not in layer and ROWS not in layer
+    joined = name in placement.joined
+    alone = name + LORA_IN not in layer and ROWS not in layer
     if alone and (spread := placement.flat(*x.shape[:2])) is not None:
-        return spread(project(x.reshape(-1, x.shape[-1]), layer[name], layer, name, joined)).reshape(*x.shape[:2], -1)
+        y = project(x.reshape(-1, x.shape[-1]), layer[name], layer, name, joined)
+        return spread(y).reshape(*x.shape[:2], -1)
     return project(x, layer[name], layer, name, joined)

@@ -51,8 +51,7 @@ def _ragged_dot(x: Array, w: Array, groups: Groups) -> Array:
 
 def _backward(residuals: tuple[Array, Array, Groups], dy: Array) -> tuple[Array, Array, None]:
     x, w, groups = residuals
-    of_rows = lambda dy, w, groups: _by_compiler(dy, w.swapaxes(1, 2), groups)  # noqa: E731
-    dx = jax.lax.platform_dependent(dy, w, groups, cpu=_dense_of_rows, default=of_rows)
+    dx = jax.lax.platform_dependent(dy, w, groups, cpu=_dense_of_rows, default=_of_rows)
     return dx, of_matrices(x, dy, groups), None
 
 
@@ -69,6 +68,10 @@ def of_matrices(x: Array, dy: Array, groups: Groups) -> Array:
 
 def _by_compiler(x: Array, w: Array, groups: Groups) -> Array:
     return jax.lax.ragged_dot(x, w, groups.sizes)
+
+
+def _of_rows(dy: Array, w: Array, groups: Groups) -> Array:
+    return _by_compiler(dy, w.swapaxes(1, 2), groups)
 
 
 def _of_matrices(x: Array, dy: Array, groups: Groups) -> Array:

@@ -83,15 +83,15 @@ def delta_mixer(
     mixed = [projected(f"delta_{name}", project if name == "value" else in_parts) for name in names]
     q, k, v = (convolved(*each) for each in zip(mixed, names, windows, strict=True))
     q, k = (x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6) for x in (q.astype(wide), k.astype(wide)))
-    q, k = ((q * sizes.key**-0.5).astype(y.dtype), k.astype(y.dtype))
+    q, k = (q * sizes.key**-0.5).astype(y.dtype), k.astype(y.dtype)
     rate = jnp.exp(layer["log_rate"].astype(wide))
     g = -rate * jax.nn.softplus(projected("delta_decay").astype(wide) + layer["decay_bias"].astype(wide))
     out, state = flow.delta(DeltaInputs(q, k, v, g, jax.nn.sigmoid(projected("delta_rate").astype(wide))), state)
     gate = projected("delta_gate").reshape(out.shape)
     out = rms_norm(out.astype(y.dtype), layer["delta_norm"], config.norm_epsilon)
     out = (out.astype(wide) * jax.nn.silu(gate.astype(wide))).astype(y.dtype)
-    out, name = out.reshape(*out.shape[:2], -1), "delta_out"
-    out = project(out, layer[name], layer, name, name in placement.joined)
+    out = out.reshape(*out.shape[:2], -1)
+    out = project(out, layer["delta_out"], layer, "delta_out", "delta_out" in placement.joined)
     after = tuple(flow.window(x, window, sizes.taps) for x, window in zip(mixed, windows, strict=True))
     return out, None if after[0] is None else State(after, state)
 

@@ -4,7 +4,6 @@ M tokens are chosen, of a batch [N, L]; D is the width of the model, K a number 
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -162,9 +161,12 @@ def adam_step(
     b1, b2, epsilon = betas
     after = moments["count"].astype(jnp.float32) + 1
     hidden = source.hidden.astype(jnp.float32)
-    M, log_sum = hidden.shape[0], partial(jax.nn.logsumexp, axis=1)
-    normaliser = lambda total, each: (jnp.logaddexp(total, log_sum(logits_of_block(source, *each))), None)  # noqa: E731
-    total, _ = jax.lax.scan(normaliser, jnp.full(M, -jnp.inf), (rows, starts))
+    M = hidden.shape[0]
+
+    def add_mass(total: Array, each: tuple[Array, ...]) -> tuple[Array, None]:
+        return jnp.logaddexp(total, jax.nn.logsumexp(logits_of_block(source, *each), axis=1)), None
+
+    total, _ = jax.lax.scan(add_mass, jnp.full(M, -jnp.inf), (rows, starts))
 
     def add(sums: Array, each: tuple[Array, ...]) -> tuple[Array, None]:
         some, start, P, Q = each

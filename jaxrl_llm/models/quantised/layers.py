@@ -61,8 +61,7 @@ def _with_projections(layer: dict[str, Any], kind: str | None, change: Callable[
             f"{kind} rounds the products of dense layers, but the model has {' and '.join(found)}: give weight_dtype "
             f"{BLOCKS[kind].kind}, or another model"
         )
-    rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
-    return {name: change(name, w, kind) if rounds(name, w) else w for name, w in layer.items()}
+    return {name: change(name, w, kind) if name in NAMES and not is_rounded(w) else w for name, w in layer.items()}
 
 
 # How a frozen matrix may be kept, by name: a function of it and its axes of inputs.

@@ -121,7 +121,9 @@ def at_depth(shallow: Cost, deep: Cost, depths: tuple[int, int], depth: int) -> 
 def followed(first: Cost, then: Cost, times: int) -> Cost:
     """The cost of a program and of so many calls of another one after it, of which all results are kept."""
 
-    add = lambda a, b: a + times * b  # noqa: E731
+    def add(a: Any, b: Any) -> Any:
+        return a + times * b
+
     kinds = sorted({*first.collectives, *then.collectives})
     found: dict[str, Any] = {
         name: (max if name in ("arguments", "given", "temporaries") else add)(getattr(first, name), getattr(then, name))

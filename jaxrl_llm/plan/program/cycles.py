@@ -130,7 +130,8 @@ def _declared(one: Instruction) -> Kernel:
     match = _ESTIMATE.search(one.line)
     said = dict(_NUMBER.findall(match[1])) if match else {}
     parts = (_SOURCE.search(one.line) or [""])[0].rstrip('"').split("/")
-    name = parts[-2] if len(parts) > 1 and parts[-1] == "pallas_call" else one.name.partition(".")[0]
+    named = len(parts) > 1 and parts[-1] == "pallas_call"
+    name = parts[-2] if named else one.name.partition(".")[0]
     return Kernel(name, int(said.get("flops", 0)), int(said.get("bytes_accessed", 0)))
 
 

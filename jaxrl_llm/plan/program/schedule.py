@@ -101,7 +101,8 @@ class _Run:
         """Start and end the collectives within a fusion or an asynchronous call. Returns those that it carries on."""
         carried = set[str]()
         for each in within(one, self.found):
-            part, channel = part_of(each.instruction, each.computation), _CHANNEL.search(each.instruction.line)
+            part = part_of(each.instruction, each.computation)
+            channel = _CHANNEL.search(each.instruction.line)
             key = f"channel {channel[1]}" if channel else each.instruction.name
             sent = sent_by(each, self.slices)
             if sent and one.kind in _CALLS:

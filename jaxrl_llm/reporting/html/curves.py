@@ -44,7 +44,10 @@ class Curves:
         """SVG documents by metric, for files and other pages; axes are in the text's own colour."""
         head = '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
         svgs = {chart.key: chart.svg.replace("<svg ", head, 1) for chart in self.charts}
-        light = lambda number: LIGHT[int(number[1])]  # noqa: E731
+
+        def light(number: re.Match[str]) -> str:
+            return LIGHT[int(number[1])]
+
         return {key: re.sub(r"var\(--line(\d)\)", light, svg) for key, svg in svgs.items()}
 
     def __repr__(self) -> str:
@@ -81,9 +84,13 @@ def plot_runs(runs: str | Path | Sequence[str | Path], metrics: Sequence[str] | 
     known = {key for run in data for key in run.metrics}
     for key in metrics or ():
         require_choice("metric", key, known)
-    title_of = lambda key: next((title for title, pattern in _MAIN.items() if re.fullmatch(pattern, key)), key)  # noqa: E731
     named = main_metrics(data) if metrics is None else [(title_of(key), key) for key in metrics]
     return Curves(tuple(chart_of(data, key, title) for title, key in named), tuple(names_of(data)))
+
+
+def title_of(key: str) -> str:
+    """The title of a main metric; another has its key."""
+    return next((title for title, pattern in _MAIN.items() if re.fullmatch(pattern, key)), key)
 
 
 def main_metrics(runs: Sequence[RunData]) -> list[tuple[str, str]]:

@@ -54,8 +54,10 @@ class RunData:
         for row in logged:
             at = row.get("step", 0)
             if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 2**53:
-                wrong = f"{self.metrics_file}: a step is {shown(at)}, but must be a whole number"
-                raise InputError(f"{wrong}; repair or remove that line")
+                raise InputError(
+                    f"{self.metrics_file}: a step is {shown(at)}, but must be a whole number; repair or remove that "
+                    "line"
+                )
         # Each step's metrics in order; of a step that was logged twice, the last.
         rows = sorted({row["step"]: row for row in logged if "step" in row}.items())
         self.steps = np.array([step for step, _ in rows], dtype=np.float64)

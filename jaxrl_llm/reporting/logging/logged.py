@@ -1,9 +1,11 @@
 """A run's logged completions as a batch, to compare the credit that other methods would give them."""
 
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,7 +36,9 @@ def logged_batch(run_folder: str | Path, step: int | None = None) -> tuple[Traje
     prompts = np.asarray([line["prompt_id"] for line in lines], np.int32)
     names = sorted(set().union(*(line.get("rewards") or {} for line in lines)))
 
-    rewards = lambda values: jnp.asarray([as_number(value) for value in values], jnp.float32)  # noqa: E731
+    def numbers(values: Iterable[Any]) -> jax.Array:
+        return jnp.asarray([as_number(value) for value in values], jnp.float32)
+
     batch = Trajectories(
         tokens=jnp.asarray(ids),
         token_mask=jnp.asarray(action),
@@ -45,8 +49,8 @@ def logged_batch(run_folder: str | Path, step: int | None = None) -> tuple[Traje
         group=jnp.asarray(np.unique(prompts, return_inverse=True)[1].astype(np.int32)),
         prompt_id=jnp.asarray(prompts),
         truncated=jnp.asarray([bool(line.get("truncated")) for line in lines]),
-        rewards={name: rewards([(line.get("rewards") or {}).get(name) for line in lines]) for name in names},
-        reward=rewards([line.get("reward") for line in lines]),
+        rewards={name: numbers([(line.get("rewards") or {}).get(name) for line in lines]) for name in names},
+        reward=numbers([line.get("reward") for line in lines]),
         entropy=jnp.asarray(padded("entropy")),
     )
     return batch, texts

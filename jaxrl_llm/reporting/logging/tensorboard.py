@@ -24,7 +24,8 @@ class TensorBoardWriter:
 
     def __init__(self, folder: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
         purge_step = None if purge_step is None else step_of(purge_step)
-        self._proto, folder = _proto(), Path(folder)
+        self._proto = _proto()
+        folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         # Readers take files in the order of their names, which other writers begin with the time in seconds. Here it is
         # in microseconds, so that files of the same second do not overwrite each other.

@@ -126,7 +126,9 @@ def model_reward(named: ModelName, weight: float, folder: str | os.PathLike[str]
     name = str(local) if local.is_dir() else named.path
     found, _, config = read_scoring(name)
     head = config.score or ScoreHead((), None)
-    labels, model, own = head.labels, ModelReward(name, load_tokenizer(found)), Path(named.path).name
+    labels = head.labels
+    model = ModelReward(name, load_tokenizer(found))
+    own = Path(named.path).name
     has = f"{named.path} has {len(labels)} labels ({', '.join(labels[:4])})"
     if named.kind == MODEL:
         if len(labels) != 1:

@@ -123,6 +123,7 @@ def _outer(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _called(call: str) -> set[str]:
+    """The names that an expression takes from the program."""
     if (tree := tree_of(call.strip(), "eval")) is None:
         return set()
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]

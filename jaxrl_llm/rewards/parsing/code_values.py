@@ -118,6 +118,7 @@ def _number(node: ast.expr) -> Any:
 
 
 def _name(node: ast.expr) -> str:
+    """A name, or that of a module's attribute; "" for anything else."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in MODULES:
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""

@@ -57,6 +57,7 @@ class Given(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
+    """A value that JSON can hold."""
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     if value is None or isinstance(value, bool | int | str):
@@ -144,7 +145,9 @@ def calls(
 def _call(
     function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, seconds: float, given: Given
 ) -> Outcome | Lost:
-    start, metrics, extras = time.monotonic(), list[tuple[str, float]](), dict[str, list[Any]]()
+    metrics: list[tuple[str, float]] = []
+    extras: dict[str, list[Any]] = {}
+    start = time.monotonic()
     try:
         more = given.arguments(count, metrics, extras)
         found = _outcome(_awaited(function(**arguments, **more), seconds), count)._replace(
@@ -162,7 +165,9 @@ async def _call_async(
 ) -> Any:
     import asyncio
 
-    start, metrics, extras = time.monotonic(), list[tuple[str, float]](), dict[str, list[Any]]()
+    metrics: list[tuple[str, float]] = []
+    extras: dict[str, list[Any]] = {}
+    start = time.monotonic()
     try:
         more = given.arguments(1, metrics, extras)
         limit = None if math.isinf(seconds) else seconds
@@ -182,6 +187,7 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _awaited(result: Any, seconds: float) -> Any:
+    """What a function returned, or what an async one returns within `seconds`."""
     if not inspect.isawaitable(result):
         return result
     import asyncio  # here, because it takes a third of the start-up time of a reward's process

@@ -187,6 +187,7 @@ def check_file(spec: str, what: str) -> None:
 
 
 def _from_source(source: str, what: str) -> tuple[ModuleType, str]:
+    """A user's module and its digest."""
     try:
         with phase(f"load {what} from {source!r}", foreign=True):
             if source.endswith(".py"):

@@ -152,7 +152,8 @@ class ProcessFunction:
         how: CallMode,
     ) -> Iterator[Outcome | Lost]:
         """`limits.Calls`. A process that does not answer is ended, and its last result is `Lost`."""
-        count, columns = len(places) if how.each else 1, dict[str, bytes]()
+        count = len(places) if how.each else 1
+        columns: dict[str, bytes] = {}
         for name, values in arguments.items():
             try:
                 columns[name] = pickle.dumps([values[place] for place in places], pickle.HIGHEST_PROTOCOL)
@@ -165,7 +166,8 @@ class ProcessFunction:
         message: Asked | None = Asked(columns, len(places), given, how)
         open_calls = 0  # whose answers nobody took
         try:
-            worker, grace = self.load(), 0.0 if math.isinf(how.seconds) else GRACE
+            worker = self.load()
+            grace = 0.0 if math.isinf(how.seconds) else GRACE
             if not self._warm:
                 self._ask(worker, None, LOAD_LIMIT)
                 self._warm = True

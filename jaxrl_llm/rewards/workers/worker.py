@@ -105,6 +105,7 @@ def _serve(channel: socket.socket) -> None:
 
 
 def _answer(channel: socket.socket, function: Callable[..., Any], asked: Asked) -> None:
+    """Make the calls of a message and send their results."""
     arguments = {}
     for name, data in asked.columns.items():
         try:

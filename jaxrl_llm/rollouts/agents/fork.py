@@ -98,8 +98,10 @@ async def forking_agents(
         drawn = path.one.rows[-1].segments[-1].tokens.entropy
         return reply_entropy(drawn, first_tokens, len(path.tools.tokenizer), summed)
 
-    paths, at_first, level = list[Path](), dict[int, float](), 0
-    begins = dict[int, int]()  # the first turns of forks, which have no observation of their own before them
+    paths: list[Path] = []
+    at_first: dict[int, float] = {}
+    begins: dict[int, int] = {}  # the first turns of forks, which have no observation of their own before them
+    level = 0
 
     async def begin(number: int) -> None:
         first = len(paths)
@@ -273,7 +275,9 @@ async def searched(
         add(root, one)
     for number in range(min(width, episodes), episodes):
         node = chosen(root, width, exploration)
-        path = None if node is None or node.path is None or not node.turn else node.path.before(node.turn, number)
+        path = None
+        if node is not None and node.path is not None and node.turn:
+            path = node.path.before(node.turn, number)
         if node is None or path is None or not await path.has_copy():
             add(root, await fresh(number))
             continue

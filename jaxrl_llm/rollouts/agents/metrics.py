@@ -40,6 +40,7 @@ def agent_metrics(groups: Iterable[Iterable[Episode]]) -> dict[str, float]:
 
 def last_rows(batch: Trajectories) -> np.ndarray:
     """bool[N]: the last row of each episode, of a game of its first player's; an episode's rows follow each other."""
-    info, zeros = batch.info or {}, np.zeros(len(batch.group))
+    info = batch.info or {}
+    zeros = np.zeros(len(batch.group))
     last = ~np.append(np.asarray(info.get("first_turn", zeros))[1:] > 0, False)
     return last & (np.asarray(info.get("part", zeros)) == 0)

@@ -209,7 +209,8 @@ def reflection_in(text: str, steps: int) -> Reflection | None:
 
 def transcript(attempt: Attempt, reward: float) -> str:
     """An episode as text: what each step saw and replied, and the reward."""
-    lines, path = list[str](), attempt.path
+    path = attempt.path
+    lines: list[str] = []
     for step, (before, reply) in enumerate(zip(path.past, attempt.replies, strict=True)):
         seen = before.seen.messages if step else path.one.asked
         lines += [f"Step {step}", *lines_of(seen), f"reply: {reply}"]
@@ -239,7 +240,11 @@ async def retried_from(first: Attempt, step: int, number: int, text: str) -> Att
     assert path.chat is not None
     if not one.guide(path.tools, path.chat, path.seen.messages, text, path.task, path.settings.limits):
         return None
-    place, plain = (len(last.segments) - 1, tuple(last.segments[-1].tokens.token.tolist())) if last.size else (None, ())
+    place: int | None = None
+    plain: tuple[int, ...] = ()
+    if last.size:
+        place = len(last.segments) - 1
+        plain = tuple(last.segments[-1].tokens.token.tolist())
     if not await path.has_copy():
         return None
     attempt = Attempt(path, pivot=len(one.states), guided=Guided(len(one.rows) - 1, place, plain))

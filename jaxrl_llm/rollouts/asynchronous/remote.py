@@ -133,6 +133,7 @@ class RemoteSamplers:
         return [one for one in self._remotes if one.peer is not None and not one.peer.gone]
 
     def _wait_for_all(self) -> None:
+        """Begin with as many programs as there are to be."""
         found, told = list[Connection](), False
         with interruptible() as interrupted:
             while len(found) < self.count:

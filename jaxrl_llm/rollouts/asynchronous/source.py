@@ -175,6 +175,7 @@ class _Beside:
         return [max(wanted - count, 0) for count in self.in_flight]
 
     def _enter(self, given: Given | None, flight: Flight) -> None:
+        """Let weights (None: those there are) and groups come in."""
         assert self.samplers is not None
         self.entries += 1
         until: list[int | None] = [None] * self.samplers.count

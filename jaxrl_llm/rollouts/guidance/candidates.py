@@ -91,6 +91,7 @@ def with_candidates(
         return list(await gather(*(one(number, text) for number, text in enumerate(texts))))
 
     async def taught(tools: Tools, task: Task, random: np.random.Generator) -> list[str]:
+        """Right responses of the teacher among those drawn."""
         known = responses_of(tools, task, column)
         order = random.permutation(len(known))[:teachers]
         blank = Episode(task.prompt, task.prompt_id)

@@ -212,6 +212,7 @@ def two_policies(
     function = None if guide is None or own_guide else load_function(guide, "the guide").function
 
     async def completed(tools: Tools, task: Task, number: int, place: float, is_long: bool) -> Episode:
+        """A response that the learner begins."""
         own = await tools.sample(task.prompt, number=number)
         h = 1 + int(place * (own.size - 1)) if is_long and own.size >= 2 else 0
         begun = own.first(h)

@@ -38,7 +38,8 @@ async def in_context(
     Provides info["guided"], 1 for samples with an example, and info["off_prompt"] (`Episode.trained_under`).
     info["unhinted"]: 1 in a group whose row has no example, which is sampled without.
     """
-    G, examples = task.samples, texts_of(task.row.get(column), column)
+    G = task.samples
+    examples = texts_of(task.row.get(column), column)
     if samples >= G:
         raise InputError(f"{samples} of {G} samples are to have an example: raise group_size")
     count = samples if examples else 0
@@ -50,7 +51,8 @@ async def in_context(
     plain = [tools.sample(task.prompt, number=i) for i in range(G - count)]
     helped = [tools.sample(prompt, number=G - count + i) for i, prompt in enumerate(prompts)]
     found = await tools.score(await gather(*plain, *helped))
-    own, others = found[: G - count], [episode.with_info(guided=1.0) for episode in found[G - count :]]
+    own = found[: G - count]
+    others = [episode.with_info(guided=1.0) for episode in found[G - count :]]
     if keep is not None:
         others = [episode for episode in others if keep(episode)]
     own += await scored_samples(tools, task.prompt, range(G, 2 * G - len(own) - len(others)))

@@ -208,7 +208,8 @@ async def rewritten(
     G = task.samples
     old = await scored_samples(tools, task.prompt, range(G))
     share = sum(map(succeeds, old)) / G
-    is_hard, solved = share <= hard, bool(harder) and share == 1
+    is_hard = share <= hard
+    solved = bool(harder) and share == 1
 
     def told(episodes: Sequence[Episode], rewritten: float = 0.0, unhinted: float = 0.0) -> list[Episode]:
         known = {"rewritten": rewritten, "hard": float(is_hard), "unhinted": unhinted}
@@ -216,9 +217,13 @@ async def rewritten(
 
     if not solved and (share > medium or which == ("medium_only" if is_hard else "hard_only")):
         return told(old)
-    said, solution = problem_of(task.row), str(task.row.get(column, ""))
-    asked = (harder if solved else simpler if is_hard else reworded).format(problem=said, solution=solution)
-    answer = await tools.sample(tools.prompt(asked), number=G, limit=limit)
+    said = problem_of(task.row)
+    solution = str(task.row.get(column, ""))
+    question = simpler if is_hard else reworded
+    if solved:
+        question = harder
+    asked = tools.prompt(question.format(problem=said, solution=solution))
+    answer = await tools.sample(asked, number=G, limit=limit)
     text = fenced(tools.decode(answer.last))
     if not text or (solution and states(text, solution) and not states(said, solution)):
         return told(old, unhinted=1.0)

@@ -93,8 +93,9 @@ async def written_completions(
     column: default completion, or answer in rows without one; of a conversation in one column they are what follows
     the prompt. turns: last, or all of the assistant, also those in the prompt. Raises InputError for other turns.
     """
-    own = ("answer" if task.row.get("completion") is None else "completion") if column is None else column
-    return [response(tools, task, own, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
+    if column is None:
+        column = "answer" if task.row.get("completion") is None else "completion"
+    return [response(tools, task, column, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
 
 
 @program_part("listed_completions", columns=("completions", "labels"), demands=given_rows())
@@ -172,6 +173,7 @@ def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Ep
 
 
 def _talks(tools: Tools, task: Task) -> bool:
+    """Whether the row's prompt was written as a conversation."""
     prompt = task.row["prompt"]
     if not isinstance(prompt, str):
         return is_conversation(prompt)
@@ -182,6 +184,7 @@ def _talks(tools: Tools, task: Task) -> bool:
 
 
 def _after(now: Sequence[int], longer: Sequence[int], task: Task, column: str) -> list[int]:
+    """The tokens of `longer` that follow those of `now`."""
     if list(longer[: len(now)]) != list(now):
         raise InputError(
             f"prompt {task.prompt_id}: the chat template does not write {column} after what it wrote of earlier turns: "

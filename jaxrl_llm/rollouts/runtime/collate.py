@@ -94,8 +94,9 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if any(trees):
         tokens = sum(episode.size for tree in trees for episode in tree)
         out["rollout/leaves"] = float(np.mean([len(tree) for tree in trees if tree]))
-        nodes = [{at for one in tree for at in enumerate(np.asarray(one.info["node"]).tolist())} for tree in trees]
-        out["rollout/shared_tokens"] = 1 - sum(map(len, nodes)) / max(tokens, 1)  # what several share counts once
+        nodes = [(group, np.asarray(one.info["node"]).tolist()) for group, tree in enumerate(trees) for one in tree]
+        once = {(group, place, node) for group, row in nodes for place, node in enumerate(row)}
+        out["rollout/shared_tokens"] = 1 - len(once) / max(tokens, 1)
     return out
 
 

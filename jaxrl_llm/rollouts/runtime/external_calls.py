@@ -224,7 +224,8 @@ def hold(groups: Sequence[GroupRun], meet: Meet) -> bool:
     waits = [(place, group.meeting) for place, group in enumerate(groups) if group.meeting is not None]
     met = meet([(place, (one.name, one.value)) for place, one in waits], all(group.over for group in groups))
     names = sorted({name for _, (name, _) in met.posts})
-    values, decision = [value for _, (_, value) in met.posts], None
+    values = [value for _, (_, value) in met.posts]
+    decision = None
     error: Exception | None = None
     if len(names) > 1:
         error = InputError(f"programs wait for meetings of different names: {', '.join(names)}")

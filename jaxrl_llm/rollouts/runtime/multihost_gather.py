@@ -200,7 +200,8 @@ class _Led:
 
     def __init__(self, number: int, own: _Own, call: Callable[[Call], Any]) -> None:
         self.number, self.own, self.call = number, own, call
-        self.count, self.asked = 0, list[Request]()
+        self.count = 0
+        self.asked: list[Request] = []
 
     @property
     def busy(self) -> bool:
@@ -242,7 +243,8 @@ def in_lockstep(
         hosts.gather_in_unit(call)
         return call(own)
 
-    numbers, made = itertools.count(), WeakValueDictionary[int, _Led]()
+    numbers = itertools.count()
+    made = WeakValueDictionary[int, _Led]()
 
     def make_led(requests: Sequence[Request], draws: Draws, stats: Stats, before: object = None) -> Completes:
         assert before is None  # hosts that sample as one do not sample beside updates

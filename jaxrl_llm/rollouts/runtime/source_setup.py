@@ -109,7 +109,8 @@ class ExperienceState(NamedTuple):
 
 def saved(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A JSON object, and arrays by name."""
-    curriculum, arrays = state.curriculum, dict[str, np.ndarray]()
+    curriculum = state.curriculum
+    arrays: dict[str, np.ndarray] = {}
     if isinstance(curriculum, dict):
         arrays = {name: x for name, x in curriculum.items() if isinstance(x, np.ndarray)}
         curriculum = {name: x for name, x in curriculum.items() if name not in arrays}

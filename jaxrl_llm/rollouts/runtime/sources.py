@@ -117,6 +117,7 @@ def mixed_step(found: Step, scored: Scored, step: int, prompts: PromptSet) -> St
 
 
 def _prompts_of(scored: Scored) -> list[int]:
+    """The prompt of each group, in the order of their numbers."""
     _, first = np.unique(np.asarray(scored.batch.group), return_index=True)
     return np.asarray(scored.batch.prompt_id)[first].tolist()
 
@@ -228,7 +229,8 @@ def without_references(found: Step) -> Step:
         return found
     batch = found.scored.batch
     group = np.asarray(batch.group)
-    numbers, rows = np.unique(group), to_rows(found.scored)
+    numbers = np.unique(group)
+    rows = to_rows(found.scored)
 
     def of(chosen: np.ndarray) -> Scored:
         index = np.flatnonzero(np.isin(group, numbers[chosen]))

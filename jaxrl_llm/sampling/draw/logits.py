@@ -113,7 +113,8 @@ def _soft(thinking: soft_thinking.SoftThinking, logits: Array, counters: Array, 
 
     thoughts = soft_thinking.drawn_thoughts(thinking, logits, noise_at)
     kept, logp = thoughts[:, 0] >= 0, thoughts[:, 2]
-    density, entropy = soft_thinking.log_density(thinking, logp, thoughts), soft_thinking.entropy_of_kept(logp, kept)
+    density = soft_thinking.log_density(thinking, logp, thoughts)
+    entropy = soft_thinking.entropy_of_kept(logp, kept)
     floor = jnp.full(logits.shape[0], -jnp.inf)
     return Drawn(soft_thinking.heaviest(thoughts), density, entropy, floor, density, thoughts=thoughts)
 

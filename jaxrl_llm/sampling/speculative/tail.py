@@ -105,6 +105,7 @@ class TailRows:
         return np.asarray(self.rows)[np.asarray(self.state.done)[: len(self.rows)]]
 
     def _shrink(self) -> None:
+        """Drop rows that are done, once a quarter of the rows suffices."""
         live = [i for i in range(len(self.rows)) if not np.asarray(self.state.done)[i]]
         index = self._index(live)
         if 4 * len(index) > len(np.asarray(self.state.done)):

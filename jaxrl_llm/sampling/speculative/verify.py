@@ -246,7 +246,7 @@ def _attend(
 
     def put(store: Array, x: Array, axis: int) -> Array:
         """Write x from column `position` on, which columns there are enough of."""
-        put_row = lambda row, new, start: jax.lax.dynamic_update_slice_in_dim(row, new, start, axis - 1)  # noqa: E731
+        put_row = partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1)
         return jax.vmap(put_row)(store, x, position)
 
     return y, each(put, memory, new)

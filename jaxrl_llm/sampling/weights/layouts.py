@@ -124,6 +124,7 @@ class Converter(NamedTuple):
 
 @jax.jit
 def _one_of(layers: Any, place: Any) -> Any:
+    """One layer out of stacked ones."""
     return jax.tree.map(lambda x: x[place], layers)
 
 
@@ -232,8 +233,11 @@ def _with_rounded(specs: tuple[Any, ...], given: Any, config: ModelConfig, mesh:
 
     def split(number: int, layer: Params) -> Params:
         own = config.of_layer(number)
-        place = lambda name, w: jax.tree.map(lambda x: split_spec(name, x.shape, own, mesh), w)  # noqa: E731
-        return {name: place(name, w) for name, w in layer.items() if is_rounded(w)}
+
+        def specs_of(name: str, w: Any) -> Any:
+            return jax.tree.map(lambda x: split_spec(name, x.shape, own, mesh), w)
+
+        return {name: specs_of(name, w) for name, w in layer.items() if is_rounded(w)}
 
     return tuple(own | split(number, layer) for number, (own, layer) in enumerate(zip(specs, layers, strict=True)))
 

@@ -114,6 +114,7 @@ def send_adapters(params: Params, part: Send) -> bool:
 
 
 def _mesh_of(params: Params) -> Mesh | None:
+    """The mesh of parameters, None on one device."""
     sharding = jax.tree.leaves(params)[0].sharding
     spread = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) and sharding.mesh.size > 1
     return sharding.mesh if spread else None

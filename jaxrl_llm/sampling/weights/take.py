@@ -58,8 +58,8 @@ class Weights(NamedTuple):
         if self.mesh is None:
             return self.spread(_made(make, args))
         shapes = jax.eval_shape(partial(make, *args))
-        put = lambda x, where: jnp.zeros(x.shape, x.dtype, device=where)  # noqa: E731
-        return jax.tree.map(put, shapes, shardings(shapes, self.mesh))
+        places = shardings(shapes, self.mesh)
+        return jax.tree.map(lambda x, place: jnp.zeros(x.shape, x.dtype, device=place), shapes, places)
 
     def fetched(self, tree: Any) -> Any:
         """Results of the programs, in a form that every host of the mesh can read."""
@@ -132,10 +132,13 @@ def _brought(places: Any, arrays: Params, number: int | None) -> Params:
 def apart_from(weights: Weights, params: Params) -> Weights:
     """Weights that share no memory with the parameters, which may be donated while they are in use."""
     shared = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(params) if _has_pointer(x)}
-    is_shared = lambda x: _has_pointer(x) and x.unsafe_buffer_pointer() in shared  # noqa: E731
-    apart = lambda tree: jax.tree.map(lambda x: jnp.copy(x) if is_shared(x) else x, tree)  # noqa: E731
-    loop = apart(weights.loop)
-    return weights._replace(prompts=loop if weights.prompts is weights.loop else apart(weights.prompts), loop=loop)
+
+    def apart(x: Any) -> Any:
+        return jnp.copy(x) if _has_pointer(x) and x.unsafe_buffer_pointer() in shared else x
+
+    loop = jax.tree.map(apart, weights.loop)
+    prompts = loop if weights.prompts is weights.loop else jax.tree.map(apart, weights.prompts)
+    return weights._replace(prompts=prompts, loop=loop)
 
 
 def _has_pointer(x: Any) -> bool:

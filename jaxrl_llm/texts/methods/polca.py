@@ -62,7 +62,9 @@ def tried(
 ) -> tuple[tuple[Candidate, ...], dict[str, list[Answer]]]:
     """The memory with the texts' answers to the tasks, which are one batch, in their statistics; and the answers."""
     groups = engine.answers([(text, row) for text in texts for row in tasks])
-    answers, new, known = dict[str, list[Answer]](), list[Candidate](), {one.text: one for one in memory}
+    known = {one.text: one for one in memory}
+    answers: dict[str, list[Answer]] = {}
+    new: list[Candidate] = []
     for at, text in enumerate(texts):
         own = [one for group in groups[at * len(tasks) : (at + 1) * len(tasks)] for one in group]
         answers[text] = own

@@ -61,7 +61,8 @@ def settle(config: TrainConfig) -> None:
                 raise InputError(f"{name} holds {shown(one)}, but each must be a function, or the name of one")
     for name in ("environment", "harness"):
         object.__setattr__(config, name, by_value(getattr(config, name), name))
-    default, usual = type(config).rewards, config.rewards is type(config).rewards
+    default = type(config).rewards
+    usual = config.rewards is default
     wrong = coerce_fields(config)
     if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen
         object.__setattr__(config, "rewards", default if config.world is None else (ENVIRONMENT,))
@@ -126,7 +127,8 @@ def check_format(config: TrainConfig) -> None:
 
 def check_together(config: TrainConfig) -> None:
     """Checks that involve several settings."""
-    default, agent = type(config), is_agent(config)
+    default = type(config)
+    agent = is_agent(config)
     of_agents = [name for name in AGENT if getattr(config, name) != getattr(default, name)]
     of_lora = config.lora_targets or config.lora_alpha != default.lora_alpha
     beside = ("sampler_devices", "samplers", "replay_order", "stale_correction", "stale_cache")

@@ -200,7 +200,8 @@ class Checkpoints:
             )
         restore = self._ocp.args.StandardRestore
         got_params = self._reader.restore(folder / "params", args=restore(params))
-        got_state, arrays = None, Arrays()
+        got_state = None
+        arrays = Arrays()
         if state is not None:
             got_state = self._reader.restore(folder / "state", args=restore(state))
             arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in meta.get("arrays", {}).items()}

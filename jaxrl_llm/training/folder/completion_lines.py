@@ -50,7 +50,8 @@ def completion_lines(
         group = int(batch.group[i])
         place = place + 1 if first_turn[i] > 0 else 0  # rows of an episode follow each other
         number[group] = number.get(group, -1) + (place == 0)
-        answer, prompt = rows[group].get("answer"), rows[group]["prompt"]
+        answer = rows[group].get("answer")
+        prompt = rows[group]["prompt"]
         if not isinstance(prompt, str):
             prompt = "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
         yield {
@@ -159,12 +160,13 @@ def _groups(scored: Scored, judge: str | None) -> list[tuple[int, int, float, in
     if judge not in rewards and len(rewards) == 1:
         judge = next(iter(rewards))
     right = np.asarray(rewards.get(judge or "", reward)) >= CORRECT
-    known = ~np.isnan(reward) & ~(np.asarray((batch.info or {}).get("part", np.zeros(len(group)))) > 0)
+    part = np.asarray((batch.info or {}).get("part", np.zeros(len(group))))
+    known = ~np.isnan(reward) & ~(part > 0)
     _, first, place = np.unique(group[known], return_index=True, return_inverse=True)
     out = []
     for number, prompt in enumerate(np.asarray(batch.prompt_id)[known][first].tolist()):
         own = known.nonzero()[0][place == number]
         values = reward[own]
-        mean, equal = round(float(values.mean()), 6), int(values.min() == values.max())
-        out.append((prompt, len(own), mean, int(right[own].sum()), equal))
+        equal = int(values.min() == values.max())
+        out.append((prompt, len(own), round(float(values.mean()), 6), int(right[own].sum()), equal))
     return out

@@ -118,9 +118,12 @@ def load_adapters(
     configs = {name: run_config(path) for name, path in adapters.items() if RunFolder(path, reading=True).is_run()}
     for name, config in configs.items():
         if not config.lora_rank:
-            why = f"began with the adapters of {config.adapter}" if config.adapter else "trained all weights"
-            remedy = f"write its adapters with jaxrl export {adapters[name]} FOLDER --adapters, and give that"
-            raise InputError(f"{adapters[name]} {why}: {remedy if config.adapter else 'serve it by itself'}")
+            if config.adapter:
+                raise InputError(
+                    f"{adapters[name]} began with the adapters of {config.adapter}: write its adapters with jaxrl "
+                    f"export {adapters[name]} FOLDER --adapters, and give that"
+                )
+            raise InputError(f"{adapters[name]} trained all weights: serve it by itself")
     for setting in SHARED:
         values = {getattr(config, setting): adapters[name] for name, config in configs.items()}
         if len(values) > 1:

@@ -136,6 +136,7 @@ def _size(path: Path) -> int:
 
 
 def _crc(path: Path, size: int) -> int:
+    """crc32 of the first `size` bytes."""
     crc, left = 0, size
     with path.open("rb") as file:
         while left and (block := file.read(min(left, 2**24))):

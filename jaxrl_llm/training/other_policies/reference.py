@@ -34,7 +34,9 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
     if rule is None or not wants_reference(config, algorithm):
         return
 
-    problems, rollout, moves = list[str](), rollout_of(config, algorithm), rule.update is not None
+    problems: list[str] = []
+    rollout = rollout_of(config, algorithm)
+    moves = rule.update is not None
     if rule.option is not None and not rule.models:
         problems.append(f"the reference of {config.algorithm} needs other models: give --algorithm.{rule.option} PATH")
     if moves and rollout.demands.reference and rule.initial_share:

@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
 def check_offered(url: str, needs: Iterable[str], temperature: float) -> None:
     """InputError for what a server does not say: more than its most probable tokens, and other temperatures than 1."""
-    asked = [need for need in needs if value_of(need)[0] in OF_TEACHER and value_of(need)[0] not in OFFERED]
+    asked = [need for need in needs if value_of(need)[0] in set(OF_TEACHER) - set(OFFERED)]
     if asked:
         raise InputError(
             f"the teacher {url} says its most probable tokens only, but {', '.join(sorted(asked))} is needed: give "
@@ -71,10 +71,14 @@ class ServerTeacher:
         count = int(max(values_of(needs, "teacher_top"), default=0))
         mask, action = np.asarray(batch.token_mask), np.asarray(batch.action_mask)
         other = (batch.info or {}).get("teacher_tokens")
-        rows, places = [], np.cumsum(mask, axis=1) - 1
+        places = np.cumsum(mask, axis=1) - 1
+        rows = []
         for i in np.flatnonzero(action.any(axis=1)).tolist():
             own = np.asarray(batch.tokens)[i][mask[i]]
-            read = own if other is None else np.asarray(other)[i][np.asarray(other)[i] >= 0].astype(int)
+            read = own
+            if other is not None:
+                padded = np.asarray(other)[i]
+                read = padded[padded >= 0].astype(int)
             if len(read):  # rows of both end with the actions
                 rows.append((i, read.tolist(), len(read) - len(own)))
         logp = np.zeros(mask.shape, np.float32)
@@ -242,8 +246,9 @@ def load_teacher(config: TrainConfig, policy: Policy, tokenizer: Any, mesh: Mesh
 
 
 def _loaded(path: str, config: TrainConfig, policy: Policy, tokenizer: Any, mesh: Mesh) -> FrozenPolicy:
-    spread, context = shardings_over(mesh), config.context_tokens or None
-    own, params, other = load_policy(path, dtype=config.dtype, shardings=spread, context=context)
+    own, params, other = load_policy(
+        path, dtype=config.dtype, shardings=shardings_over(mesh), context=config.context_tokens or None
+    )
     check_tokens(path, policy, tokenizer, own, other)
     own = replace(own, activations=policy.activations, mesh=mesh if mesh.size > 1 else None)
     return FrozenPolicy(own, shard(params, own, mesh))

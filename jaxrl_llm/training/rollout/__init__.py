@@ -75,7 +75,8 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
     Raises InputError together with dynamic sampling, since both choose which groups a step waits for, and for a method
     that trains on unfinished groups together with stream_rewards, which scores complete ones.
     """
-    strategy, given = algorithm.strategy, dict[str, Any]()
+    strategy = algorithm.strategy
+    given: dict[str, Any] = {}
     if config.oversample > 1:
         given["oversample"] = config.oversample
     if config.segment_tokens:
@@ -125,7 +126,8 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(
             f"group_size is {config.group_size}, but the rollout {rollout.name} needs at least {least} samples"
         )
-    places, limit = [place for place in rollout.demands.forks if place], config.max_new_tokens
+    limit = config.max_new_tokens
+    places = [place for place in rollout.demands.forks if place]
     if places and min(places) >= limit:
         raise InputError(
             f"the rollout {rollout.name} forks after {min(places)} tokens, but completions have at most {limit}, so "
@@ -144,7 +146,9 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
 
 def check_judge(config: TrainConfig, rollout: Rollout) -> None:
     """InputError unless the rollout has a judge where the rewards have its verdict, and the other way round."""
-    judges, counts, name = JUDGE in rollout.provides, is_among(config.rewards, JUDGE), rollout.name
+    judges = JUDGE in rollout.provides
+    counts = is_among(config.rewards, JUDGE)
+    name = rollout.name
     if counts and not judges:
         raise InputError(
             f"rewards has judge, but the rollout {name} asks none: give --rollout judged_pairs, judged_anchor, "
@@ -207,7 +211,8 @@ def check_population(config: TrainConfig, rollout: Rollout) -> None:
 
 def check_soft_thinking(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
     """InputError if the method thinks softly and its rollout does not, or as the run's settings do not fit."""
-    own, method = None if algorithm.rollout is None else algorithm.rollout.thinking, config.algorithm
+    own = None if algorithm.rollout is None else algorithm.rollout.thinking
+    method = config.algorithm
     if own != rollout.thinking:
         raise InputError(f"the rollout {rollout.name} does not think as {method} learns: leave out rollout")
     if own is not None and config.speculative_tokens:
@@ -216,7 +221,8 @@ def check_soft_thinking(config: TrainConfig, algorithm: Algorithm, rollout: Roll
 
 def fork_notes(config: TrainConfig, algorithm: Algorithm) -> list[str]:
     """What to say of forks that no completion reaches, where others are reached."""
-    rollout, limit = rollout_of(config, algorithm), config.max_new_tokens
+    rollout = rollout_of(config, algorithm)
+    limit = config.max_new_tokens
     beyond = " and ".join(str(place) for place in rollout.demands.forks if place >= limit)
     text = f"the rollout {rollout.name} never reaches its forks after {beyond} tokens: completions have at most {limit}"
     return [text] if beyond else []

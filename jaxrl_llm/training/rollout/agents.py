@@ -168,6 +168,8 @@ def _in_time(config: TrainConfig, function: Callable[[], T], what: str) -> T:
 
 
 def _made(config: TrainConfig, make: MakeEnvironment, row: Row) -> tuple[Environment, tuple[Mapping[str, Any], ...]]:
+    """An environment, and the tools that it describes."""
+
     def tried() -> Any:
         world = make(row)
         return world, tuple(world.tools)

@@ -117,12 +117,16 @@ def with_embeddings(config: TrainConfig, parts: RunParts, params: Params, curric
 
 def prompt_embeddings(parts: RunParts, params: Params, pieces: int) -> np.ndarray:
     """f32[P, pieces, D]: `pooled_states` of the run's prompts."""
-    prompts, shards = parts.prompts, row_shards(parts.mesh)
+    prompts = parts.prompts
+    shards = row_shards(parts.mesh)
     sizes = np.array([len(ids) for ids in prompts.ids])
     order = np.argsort(sizes, kind="stable")
-    table, first = np.zeros((len(sizes), pieces, parts.policy.config.hidden_size), np.float32), 0
+    table = np.zeros((len(sizes), pieces, parts.policy.config.hidden_size), np.float32)
+    first = 0
     while first < len(order):
-        length = _length(int(sizes[order[min(first + _rows(int(sizes[order[first]]), shards), len(order)) - 1]]))
+        # The batch ends there at the latest: its first prompt is its shortest, and fewer of longer ones fit.
+        end = min(first + _rows(int(sizes[order[first]]), shards), len(order))
+        length = _length(int(sizes[order[end - 1]]))
         rows = _rows(length, shards)
         chosen = order[first : first + rows]
         tokens, real = np.zeros((rows, length), np.int32), np.zeros((rows, length), bool)

@@ -22,7 +22,7 @@ from jaxrl_kernels.decode_attention.reference import (
     visible_prompt,
 )
 from jaxrl_kernels.decode_attention.tiles import LANES
-from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.implementations import by_platform, check_implementation, found
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
 
 Result = TypeVar("Result")
@@ -97,12 +97,12 @@ def decode_attention(
     check_numbers(softcap, window, implementation, tile)
     check_apart(row_axis, head_axis)
     if q.ndim != 5 or q.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"q must be float32 or bfloat16 [P, K, W, R, h], found {q.dtype}{list(q.shape)}")
+        raise ValueError(f"q must be float32 or bfloat16 [P, K, W, R, h], {found(q)}")
     P, K, W, _, h = q.shape
     check_cache((P, K, h), keys, values, key_scale, value_scale)
     for name, x, shape in (("length", length, (P,)), ("position", position, (P, W))):
         if x.shape != shape or not jnp.issubdtype(x.dtype, jnp.integer):
-            raise ValueError(f"{name} must be int32{list(shape)}, found {x.dtype}{list(x.shape)}")
+            raise ValueError(f"{name} must be int32{list(shape)}, {found(x)}")
     numbers = Numbers(float(query_scale), float(softcap), window)
     operands = q, keys, values, length.astype(jnp.int32), position.astype(jnp.int32), key_scale, value_scale
     kernels = partial(reference_prompts, numbers=numbers), partial(pallas_prompts, numbers=numbers, tile=tile)
@@ -168,7 +168,7 @@ def own_attention(
     check_numbers(softcap, window, implementation, tile)
     check_apart(row_axis, head_axis)
     if q.ndim != 4 or q.dtype not in (jnp.float32, jnp.bfloat16):
-        raise ValueError(f"q must be float32 or bfloat16 [B, K, R, h], found {q.dtype}{list(q.shape)}")
+        raise ValueError(f"q must be float32 or bfloat16 [B, K, R, h], {found(q)}")
     B, K, R, h = q.shape
     check_cache((B, K, h), keys, values, *(scales or (None, None)))
     for name, x, shape in (("count", count, (B,)), ("step", step, ())):
@@ -176,15 +176,15 @@ def own_attention(
             raise ValueError(f"{name} must be int32{list(shape)}, found {jnp.asarray(x).dtype}{list(jnp.shape(x))}")
     for name, x in (("k", k), ("v", v)):
         if x.shape != (B, K, h) or x.dtype != keys.dtype:
-            raise ValueError(f"{name} must be {keys.dtype}[{B}, {K}, {h}], found {x.dtype}{list(x.shape)}")
+            raise ValueError(f"{name} must be {keys.dtype}[{B}, {K}, {h}], {found(x)}")
     for name, x, sums in zip(PartialAttention._fields, prompt, ((B, K, R, h), (B, K, R), (B, K, R)), strict=True):
         if x.shape != sums or x.dtype != jnp.float32:
-            raise ValueError(f"prompt.{name} must be float32{list(sums)}, found {x.dtype}{list(x.shape)}")
+            raise ValueError(f"prompt.{name} must be float32{list(sums)}, {found(x)}")
     if (new_scales is None) != (scales is None):
         raise ValueError("pass both new_scales and scales, or neither")
     for x in new_scales or ():
         if x.shape != (B, K):
-            raise ValueError(f"new_scales must be float32[{B}, {K}], found {x.dtype}{list(x.shape)}")
+            raise ValueError(f"new_scales must be float32[{B}, {K}], {found(x)}")
     numbers = Numbers(float(query_scale), float(softcap), window)
     count, step = count.astype(jnp.int32), jnp.asarray(step, jnp.int32)
     operands = q, k, v, keys, values, count, step, prompt, new_scales, scales
@@ -247,7 +247,6 @@ def check_cache(
     value_scale: jax.Array | None,
 ) -> None:
     """As `check_numbers`, for a cache; shape: (slots or rows, heads, head size) of the queries."""
-    found = lambda x: f"found {x.dtype}{list(x.shape)}"  # noqa: E731
     N, K, h = shape
     floating = jnp.issubdtype(keys.dtype, jnp.floating)
     if keys.ndim != 4 or keys.shape[:3] != shape or keys.shape[3] < 1 or not (floating or keys.dtype == jnp.int8):

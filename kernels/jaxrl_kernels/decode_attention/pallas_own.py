@@ -43,7 +43,8 @@ def _put(cache: Any, out: Any, new: Array, axis: int, place: Any, first: Any, co
         new = jnp.sum(jnp.where(diagonal, new, 0.0), axis=1, keepdims=True)
 
     def write(piece: Any, width: int) -> None:
-        old = cache[(piece, slice(None)) if axis == 0 else (slice(None), piece)].astype(jnp.float32)
+        cut = (piece, slice(None)) if axis == 0 else (slice(None), piece)
+        old = cache[cut].astype(jnp.float32)
         x = jnp.where(jax.lax.broadcasted_iota(jnp.int32, old.shape, axis) == within, new, old)
         x = x.astype(jnp.int32) if jnp.issubdtype(out.dtype, jnp.integer) else x
         out[(slice(width), slice(None)) if axis == 0 else (slice(None), slice(width))] = x.astype(out.dtype)
@@ -80,7 +81,8 @@ def _kernel(count: Any, place: Any, *refs: Any, of: Tiles) -> None:
     def _() -> None:
         for here in each:
             at = (first_row + here[0]) * all_heads + first_head + here[1]
-            logits = jnp.sum(q[here].astype(jnp.float32) * k[here].astype(jnp.float32), axis=1, keepdims=True)
+            products = q[here].astype(jnp.float32) * k[here].astype(jnp.float32)
+            logits = jnp.sum(products, axis=1, keepdims=True)
             logits = capped(logits * new_key_scale[at] if scaled else logits, of.numbers)
             before = prompt_m_l[here][:, :1]
             now = jnp.maximum(before, logits)
@@ -121,20 +123,30 @@ def pallas_own(
     i, j, tile = block_sizes(B, K, R, h, S, itemsize, tile)
     place = (step % S)[None]
 
-    of_block = lambda *shape: pl.BlockSpec((i, j, *shape), lambda b, k, t, *scalars: (b, k, 0, 0))  # noqa: E731
-    along = lambda rows: pl.BlockSpec((i, j, rows, tile), lambda b, k, t, *scalars: (b, k, 0, t))  # noqa: E731
+    def of_block(*shape: int) -> pl.BlockSpec:
+        return pl.BlockSpec((i, j, *shape), lambda b, k, t, *scalars: (b, k, 0, 0))
+
+    def along(rows: int) -> pl.BlockSpec:
+        return pl.BlockSpec((i, j, rows, tile), lambda b, k, t, *scalars: (b, k, 0, t))
+
     down = pl.BlockSpec((i, j, tile, h), lambda b, k, t, *scalars: (b, k, t, 0))
 
     def piece(axis: int) -> pl.BlockSpec:
         size = piece_of(S, axis, itemsize)
-        at = lambda place: jax.lax.div(place[0], jnp.int32(size))  # noqa: E731
+
+        def at(place: Any) -> Any:
+            return jax.lax.div(place[0], jnp.int32(size))
+
         if axis:
             return pl.BlockSpec((i, j, h, size), lambda b, k, t, count, place, *_: (b, k, 0, at(place)))
         return pl.BlockSpec((i, j, size, h), lambda b, k, t, count, place, *_: (b, k, at(place), 0))
 
     # Transposed to match the layout of XLA for TPUs: see `pallas_prompts`.
     key_axis, value_axis = int(by_lanes(S, h, True)), int(by_lanes(S, h, False))
-    transposed = lambda x, natural: x if natural else x.swapaxes(2, 3)  # noqa: E731
+
+    def transposed(x: Array, natural: Any) -> Array:
+        return x if natural else x.swapaxes(2, 3)
+
     cache = transposed(keys, key_axis), transposed(values, not value_axis)
     scalars: list[Any] = [count, place]
     if scales is not None and new_scales is not None:

@@ -75,10 +75,12 @@ def pallas_prompts(
         """The tile's index, at most that of the last tile in use, which is then not fetched again."""
         return t if i > 1 else jnp.minimum(t, jax.lax.div(jnp.maximum(length[p] - 1, 0), jnp.int32(tile)))
 
-    of_block = lambda *shape: pl.BlockSpec((i, j, *shape), lambda p, k, t, length: (p, k, 0, 0))  # noqa: E731
-    along = lambda rows: pl.BlockSpec(  # noqa: E731
-        (i, j, rows, tile), lambda p, k, t, length: (p, k, 0, used(p, t, length))
-    )
+    def of_block(*shape: int) -> pl.BlockSpec:
+        return pl.BlockSpec((i, j, *shape), lambda p, k, t, length: (p, k, 0, 0))
+
+    def along(rows: int) -> pl.BlockSpec:
+        return pl.BlockSpec((i, j, rows, tile), lambda p, k, t, length: (p, k, 0, used(p, t, length)))
+
     down = pl.BlockSpec((i, j, tile, h), lambda p, k, t, length: (p, k, used(p, t, length), 0))
     # Transposed to match the layout of XLA for TPUs, which would otherwise copy them to the layout that kernels need.
     key_axis, value_axis = int(by_lanes(S, h, True)), int(by_lanes(S, h, False))

@@ -1,6 +1,6 @@
 """Attention of one token's queries to a cache in plain JAX, with the logits of all columns at once."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -112,8 +112,11 @@ def reference_prompts(
 
 def write_scales(scales: tuple[Array, Array], new: tuple[Array, Array], place: Array) -> tuple[Array, Array]:
     """Scales f32[B, K, S] of a ring KV cache, with the new ones f32[B, K] in column `place`."""
-    write = lambda old, x: jax.lax.dynamic_update_slice_in_dim(old, x[..., None], place, 2)  # noqa: E731
-    return write(scales[0], new[0]), write(scales[1], new[1])
+
+    def written(old: Array, x: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(old, x[..., None], place, 2)
+
+    return written(scales[0], new[0]), written(scales[1], new[1])
 
 
 def reference_own(
@@ -127,7 +130,10 @@ def reference_own(
     values = put_slice(values, v[:, :, None], place, 2)
     if scales is not None and new_scales is not None:
         scales = write_scales(scales, new_scales, place)
-    rest: Any = *(scales or (None, None)), numbers.query_scale, numbers.softcap
-    mine = partial_attention(q[:, :, None], keys, values, visible_own(count, step, S, numbers.window), *rest)
+    visible = visible_own(count, step, S, numbers.window)
+    key_scale, value_scale = scales or (None, None)
+    mine = partial_attention(
+        q[:, :, None], keys, values, visible, key_scale, value_scale, numbers.query_scale, numbers.softcap
+    )
     y = merge(PartialAttention(*(x[:, :, None] for x in prompt)), mine)[:, :, 0]
     return OwnAttention(y.astype(q.dtype), keys, values, scales)

@@ -41,10 +41,12 @@ def block_sizes(
 
     each = width * itemsize  # bytes of a column
     block = most(heads, lambda n: n * queries <= QUERIES and n * LANES * each <= BUFFER_BYTES)
-    tile = tile or max(LANES, min(BUFFER_BYTES // (block * each), LOGITS // queries) // LANES * LANES)
+    fitting = min(BUFFER_BYTES // (block * each), LOGITS // queries)
+    tile = tile or max(LANES, fitting // LANES * LANES)
     if tile < columns or block < heads:
         return 1, block, min(columns, tile)
-    size, rows = heads * max(columns, LANES) * each, heads * queries
+    size = heads * max(columns, LANES) * each  # bytes of a slot
+    rows = heads * queries
     together = most(slots, lambda n: n * heads <= UNROLLED and n * rows <= QUERIES and n * size <= BUFFER_BYTES)
     return together, heads, columns
 
@@ -55,14 +57,18 @@ def by_lanes(columns: int, width: int, natural: bool) -> bool:
     It chooses the layout that needs less padding to tiles of 8 x 128. natural: whether columns are innermost in the
     array's own order, which it keeps in a tie.
     """
-    padded = lambda rows, lanes: -(-rows // SUBLANES) * SUBLANES * -(-lanes // LANES) * LANES  # noqa: E731
+
+    def padded(rows: int, lanes: int) -> int:
+        return -(-rows // SUBLANES) * SUBLANES * -(-lanes // LANES) * LANES
+
     innermost, outermost = padded(width, columns), padded(columns, width)
     return natural if innermost == outermost else innermost < outermost
 
 
 def capped(logits: Array, numbers: Numbers) -> Array:
     """Logits from products of queries and keys: scaled and soft-capped."""
-    logits, softcap = logits * numbers.query_scale, numbers.softcap
+    softcap = numbers.softcap
+    logits = logits * numbers.query_scale
     return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_kernels.delta_rule import chunk, pallas_kernel
 from jaxrl_kernels.delta_rule.chunk import DeltaInputs, Shares
-from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.implementations import by_platform, check_implementation, found
 from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, first_dividing, mesh_of, vary_together
 
 Array = jax.Array
@@ -120,17 +120,20 @@ _chunked.defvjp(_forward, _backward)
 
 
 def _check(x: DeltaInputs, entry: Array, starts: Array) -> None:
+    """Raise a ValueError that names the argument, what was found and what is expected."""
     if x.q.ndim != 5 or not jnp.issubdtype(x.q.dtype, jnp.floating):
-        raise ValueError(f"q must be floating [R, n, C, K, k], found {x.q.dtype}{list(x.q.shape)}")
+        raise ValueError(f"q must be floating [R, n, C, K, k], {found(x.q)}")
     R, n, C, K, k = x.q.shape
     H, v = x.v.shape[-2:]
     if H % K:
-        raise ValueError(f"v must have a multiple of {K} heads, found {x.v.dtype}{list(x.v.shape)}")
-    for name, shape in {"k": x.q.shape, "v": (R, n, C, H, v), "g": (R, n, C, H), "beta": (R, n, C, H)}.items():
-        found, dtype = getattr(x, name), x.q.dtype if name in ("k", "v") else starts.dtype
-        if found.shape != shape or found.dtype != dtype:
-            raise ValueError(f"{name} must be {dtype}{list(shape)}, found {found.dtype}{list(found.shape)}")
+        raise ValueError(f"v must have a multiple of {K} heads, {found(x.v)}")
+    shapes = {"k": x.q.shape, "v": (R, n, C, H, v), "g": (R, n, C, H), "beta": (R, n, C, H)}
+    for name, shape in shapes.items():
+        array = getattr(x, name)
+        dtype = x.q.dtype if name in ("k", "v") else starts.dtype
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}{list(shape)}, {found(array)}")
     if entry.shape != (R, n) or not jnp.issubdtype(entry.dtype, jnp.integer):
-        raise ValueError(f"entry must be int32[{R}, {n}], found {entry.dtype}{list(entry.shape)}")
+        raise ValueError(f"entry must be int32[{R}, {n}], {found(entry)}")
     if starts.shape[:1] + starts.shape[2:] != (R, H, k, v) or not jnp.issubdtype(starts.dtype, jnp.floating):
-        raise ValueError(f"starts must be floating [{R}, s, {H}, {k}, {v}], found {starts.dtype}{list(starts.shape)}")
+        raise ValueError(f"starts must be floating [{R}, s, {H}, {k}, {v}], {found(starts)}")

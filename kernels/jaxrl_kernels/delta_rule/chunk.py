@@ -81,7 +81,8 @@ def step(
     rate = _upright(beta, eye)  # [..., H, C, 1]
     of_keys, of_queries = (_for_values(_product(each, k, axes=(1, 1)), of_each) for each in (k, q))
     q, k = _for_values(q, of_each), _for_values(k, of_each)
-    change = solve(jnp.where(earlier, rate * of_keys * between, 0), rate * (v - grown * _product(k, state)))
+    system = jnp.where(earlier, rate * of_keys * between, 0)
+    change = solve(system, rate * (v - grown * _product(k, state)))
     out = grown * _product(q, state) + _product(of_queries * between, change)
     return out.astype(x.v.dtype), decay * state + _product(k, left * change, axes=(0, 0))
 

@@ -58,7 +58,8 @@ def sizes_of(given: Given, starts: Array, branches: int | None) -> Sizes | None:
     (H, v), s = given[0].v.shape[3:], starts.shape[1]
     slots = s + (n if branches is None else min(branches, n))
     tiled = -(-k // 8) * 8 * -(-v // LANES) * LANES  # numbers of a state, as memory lays it out
-    of_head, each = (slots + 2) * tiled * 4, H // K
+    of_head = (slots + 2) * tiled * 4
+    each = H // K
     fitting = [heads for heads in range(each, max(MOST_HEADS, each) + 1, each)
                if H % heads == 0 and heads * of_head <= STATES]  # fmt: skip
     return Sizes(R, n, H, K, C, k, v, s, slots, fitting[-1]) if fitting else None
@@ -104,6 +105,7 @@ def _side_by_side(x: Array) -> Array:
 
 
 def _read(x: DeltaInputs, shares: Shares | None, of: Sizes) -> tuple[Chunk, Shares | None]:
+    """The blocks of a chunk, heads first."""
     q, k = (_heads(ref[0, 0], of.keys) for ref in (x.q, x.k))
     chunk = Chunk(q, k, _heads(x.v[0, 0], of.together), x.g[0, 0], x.beta[0, 0])
     return chunk, jax.tree.map(lambda ref: ref[0, 0], shares)

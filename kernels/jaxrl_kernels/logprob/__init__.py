@@ -81,7 +81,8 @@ def fused_logprob(
     check(hidden, unembedding, targets, temperature, softcap, support_floor, sizes)
     dtype = accumulation_dtype(hidden)
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, dtype), hidden.shape[:1])
-    floor, targets = None if support_floor is None else support_floor.astype(dtype), targets.astype(jnp.int32)
+    floor = None if support_floor is None else support_floor.astype(dtype)
+    targets = targets.astype(jnp.int32)
     arrays = hidden, unembedding, targets, *jax.lax.stop_gradient((temperatures, floor))
     if implementation == "reference":
         return reference_logprob(*vary_together(*arrays), softcap=float(softcap), vocab_size=vocab_size)

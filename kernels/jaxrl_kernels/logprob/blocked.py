@@ -66,7 +66,10 @@ def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> LogitSu
 
 def blocked_sums(inputs: Inputs, softcap: float, block_size: int) -> LogitSums:
     """Sums f32[M, 1] over the slice, in one pass."""
-    add = lambda before, first, width: merge(before, _of_block(inputs, softcap, first, width))  # noqa: E731
+
+    def add(before: LogitSums, first: Any, width: int) -> LogitSums:
+        return merge(before, _of_block(inputs, softcap, first, width))
+
     start = tile.no_sums((inputs.hidden.shape[0], 1), inputs.hidden)
     return fold_blocks(inputs.unembedding.shape[0], block_size, start, add)
 

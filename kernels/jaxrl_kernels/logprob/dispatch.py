@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.implementations import by_platform
+from jaxrl_kernels.implementations import by_platform, found
 from jaxrl_kernels.logprob.blocked import blocked_gradients, blocked_sums
 from jaxrl_kernels.logprob.pallas_kernel import pallas_gradients, pallas_sums, plan
 from jaxrl_kernels.logprob.tile import Cotangents, HeadOptions, Inputs, Normaliser, SliceResult, Support, finish
@@ -61,6 +61,7 @@ def _width(inputs: Inputs, options: HeadOptions) -> int:
 
 
 def _on_this_platform(blocked: Any, pallas: Any, options: HeadOptions, inputs: Inputs, *rest: Any) -> Any:
+    """Call the implementation that the options or the platform ask for."""
     dtypes = {inputs.hidden.dtype, inputs.unembedding.dtype}
     no_kernel = inputs.hidden.shape[0] == 0 or {jnp.dtype(jnp.float16), jnp.dtype(jnp.float64)} & dtypes
     return by_platform(blocked, pallas, "xla" if no_kernel else options.implementation, inputs, *rest)
@@ -81,7 +82,7 @@ def check(
         raise ValueError(f"hidden and unembedding must both be float64, found {hidden.dtype} and {unembedding.dtype}")
     rows = hidden.shape[:1]
     if targets.shape != rows or not jnp.issubdtype(targets.dtype, jnp.integer):
-        raise ValueError(f"targets must be int32[{rows[0]}], found {targets.dtype}{list(targets.shape)}")
+        raise ValueError(f"targets must be int32[{rows[0]}], {found(targets)}")
     if jnp.shape(temperature) not in ((), rows):
         raise ValueError(f"temperature must be a scalar or f32[{rows[0]}], found shape {list(jnp.shape(temperature))}")
     if isinstance(temperature, float | int) and not temperature > 0:
@@ -97,7 +98,7 @@ def check_head(
     """`check`, of what `fused_sample` takes too. rows: what the number of rows is called."""
     for name, array in (("hidden", hidden), ("unembedding", unembedding)):
         if array.ndim != 2 or array.dtype not in dtypes:
-            raise ValueError(f"{name} must be a float32 or bfloat16 matrix, found {array.dtype}{list(array.shape)}")
+            raise ValueError(f"{name} must be a float32 or bfloat16 matrix, {found(array)}")
     if hidden.shape[1] != unembedding.shape[1]:
         raise ValueError(
             f"hidden [{rows}, D] and unembedding [V, D] must have the same D, "

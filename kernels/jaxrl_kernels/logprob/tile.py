@@ -134,7 +134,8 @@ def counted(z: Array, token: Array, rows: Inputs) -> Array | None:
     """
     true = None
     if rows.support is not None:
-        true = (z - rows.support.whole.m - rows.support.whole.log_l >= rows.support.floor) | (token == rows.targets)
+        logp = z - rows.support.whole.m - rows.support.whole.log_l
+        true = (logp >= rows.support.floor) | (token == rows.targets)
     if rows.limit is not None:
         true = token < rows.limit if true is None else true & (token < rows.limit)
     return true

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.implementations import by_platform, check_implementation, found
 from jaxrl_kernels.norm_rotate.pallas_kernel import LANES, ROWS, Norm, backward, forward, forward_of_rows, reference
 from jaxrl_kernels.partition import AnyMesh, Axis, dividing, mesh_of, vary_together
 
@@ -55,7 +55,6 @@ def norm_rotate(
     [-4.  3.]
     """
     check_implementation(implementation)
-    found = lambda a: f"found {a.dtype}{list(a.shape)}"  # noqa: E731
     if x.ndim != 4 or x.shape[3] % 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"x must be floating [N, L, H, h] with an even h, {found(x)}")
     N, L, H, h = x.shape

@@ -193,7 +193,8 @@ def _rows_kernel(x: Any, weight: Any, cos: Any, sin: Any, out: Any, *, h: int, n
 def forward_of_rows(x: Array, weight: Array | None, cos: Array, sin: Array, norm: Norm, interpret: bool) -> Array:
     """[N, 1, H, h]; N is a multiple of ROWS, h of 128."""
     N, _, H, h = x.shape
-    rows = max(r for r in range(ROWS, min(N, max(ROW_NUMBERS // (H * h), ROWS)) + 1, ROWS) if N % r == 0)
+    most = max(ROW_NUMBERS // (H * h), ROWS)
+    rows = max(r for r in range(ROWS, min(N, most) + 1, ROWS) if N % r == 0)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     c, s = (a[:, 0].astype(dtype) for a in (cos, sin))
     angles = [jnp.concatenate([c, c], axis=1), jnp.concatenate([-s, s], axis=1)]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.implementations import by_platform, check_implementation, found
 from jaxrl_kernels.packed_attention import pallas_passes, triton_parts, triton_passes
 from jaxrl_kernels.packed_attention.blocks import LANES, BlockPairs, PackedTokens, block_pairs
 from jaxrl_kernels.packed_attention.reference import MASKED, Numbers, blocked, reference, sizes_of
@@ -200,7 +200,6 @@ def on_mesh(
 
 def check(q: Array, k: Array, v: Array, queries: PackedTokens, keys: PackedTokens, implementation: str | None) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
-    found = lambda x: f"found {x.dtype}{list(x.shape)}"  # noqa: E731
     if q.ndim != 4 or not jnp.issubdtype(q.dtype, jnp.floating):
         raise ValueError(f"q must be floating [N, L, H, h], {found(q)}")
     N, L, H, h = q.shape

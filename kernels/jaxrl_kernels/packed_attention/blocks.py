@@ -60,8 +60,13 @@ def block_sizes(queries: int, keys: int) -> tuple[int, int]:
 def _bounds(tokens: PackedTokens, size: int, of_keys: bool = False) -> Array:
     """`BlockPairs.of_queries`, or `of_keys`, of blocks of a size."""
     real = tokens.enter > 0
-    least = lambda x: jnp.where(real, x, OUTSIDE).reshape(x.shape[0], -1, size).min(2)  # noqa: E731
-    greatest = lambda x: jnp.where(real, x, -1).reshape(x.shape[0], -1, size).max(2)  # noqa: E731
+
+    def least(x: Array) -> Array:
+        return jnp.where(real, x, OUTSIDE).reshape(x.shape[0], -1, size).min(2)
+
+    def greatest(x: Array) -> Array:
+        return jnp.where(real, x, -1).reshape(x.shape[0], -1, size).max(2)
+
     end, place = (tokens.leave, greatest) if of_keys else (tokens.enter, least)
     return jnp.stack([least(tokens.enter), greatest(end), place(tokens.position)], axis=1)
 

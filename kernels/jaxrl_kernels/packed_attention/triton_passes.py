@@ -126,9 +126,11 @@ def backward(
     queries: PackedTokens, keys: PackedTokens, pairs: BlockPairs, window: Array, of: Sizes,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """The derivatives of q, k and v. out, lse: of `forward`."""
-    visits, products = pairs.visits, out.astype(of.accumulation) * d_out.astype(of.accumulation)
+    visits = pairs.visits
+    products = out.astype(of.accumulation) * d_out.astype(of.accumulation)
     sums = jnp.sum(products, axis=-1).swapaxes(1, 2) - d_lse.astype(of.accumulation)
-    d_out, window = d_out.astype(q.dtype), window.reshape(1)
+    d_out = d_out.astype(q.dtype)
+    window = window.reshape(1)
     inputs = [q, k, v, d_out, lse.astype(of.accumulation), sums, queries.enter, queries.position, *keys]
 
     def in_specs(specs: parts.Specs, listed: Array, counts: Array) -> list[pl.BlockSpec]:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.implementations import by_platform, check_implementation, found
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, dividing, mesh_of, vary_together
 from jaxrl_kernels.ratio_clip.rows import LONGEST, Bounds, Clipped, Rows, of_rows, pallas_rows, reference_rows
 
@@ -80,15 +80,15 @@ def ratio_clip(
     varying = vary_together(logp, *arrays, *bounds)
     operands = Rows(*varying[:5]), Bounds(*varying[5:])
     if implementation == "reference":
-        found = reference_rows(*operands, whole_row=whole_row, mean=mean)
+        result = reference_rows(*operands, whole_row=whole_row, mean=mean)
     else:
         on_device = partial(_clipped, (whole_row, mean, implementation, row_block))
         mesh = mesh_of(mesh, operands)
         if mesh is not None:
             rows = jax.P(dividing(mesh, row_axis, len(logp)))
             on_device = jax.shard_map(on_device, mesh=mesh, in_specs=(rows, jax.P()), out_specs=rows, check_vma=False)
-        found = on_device(*operands)
-    return Clipped(*(x[:, 0] for x in jax.lax.stop_gradient(found)._replace(value=found.value)))
+        result = on_device(*operands)
+    return Clipped(*(x[:, 0] for x in jax.lax.stop_gradient(result)._replace(value=result.value)))
 
 
 Settings = tuple[bool, bool, str | None, int | None]  # whole_row, mean, implementation and row_block
@@ -107,8 +107,8 @@ def _forward(settings: Settings, *operands: Any) -> tuple[Clipped, Array]:
     (rows, length), dtype = operands[0].logp.shape, operands[0].logp.dtype
     too_long = implementation is None and length > LONGEST
     no_kernel = not rows or not length or too_long or dtype != jnp.float32
-    slope, found = by_platform(xla, pallas, "xla" if no_kernel else implementation, *operands)
-    return found, slope
+    slope, result = by_platform(xla, pallas, "xla" if no_kernel else implementation, *operands)
+    return result, slope
 
 
 def _backward(settings: Settings, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
@@ -120,13 +120,13 @@ _clipped.defvjp(_forward, _backward)
 
 
 def _check(rows: Rows, low: Number, high: Number, dual: Number | None, row_block: int | None) -> None:
+    """Raise a ValueError that names the argument, what was found and what is expected."""
     logp = rows.logp
     if logp.ndim != 2 or logp.dtype not in (jnp.float32, jnp.float64):
-        raise ValueError(f"logp must be a float32 matrix, found {logp.dtype}{list(logp.shape)}")
+        raise ValueError(f"logp must be a float32 matrix, {found(logp)}")
     for name, array in rows._asdict().items():
         if array is not None and (array.shape != logp.shape or array.dtype != logp.dtype):
-            of_logp = f"{logp.dtype}{list(logp.shape)}"
-            raise ValueError(f"{name} must be {of_logp} as logp is, found {array.dtype}{list(array.shape)}")
+            raise ValueError(f"{name} must be {logp.dtype}{list(logp.shape)} as logp is, {found(array)}")
     for name, number in (("low", low), ("high", high), ("dual", dual)):
         if number is not None and jnp.shape(number) != ():
             raise ValueError(f"{name} must be a number, found shape {list(jnp.shape(number))}")

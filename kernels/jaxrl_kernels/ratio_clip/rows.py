@@ -165,7 +165,10 @@ def pallas_rows(
     arrays = [x for x in rows if x is not None]
     axes = jax.typeof(rows.logp).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
     widths = L, len(Clipped._fields)
-    block = lambda width: pl.BlockSpec((R, width), lambda n: (n, 0))  # noqa: E731
+
+    def block(width: int) -> pl.BlockSpec:
+        return pl.BlockSpec((R, width), lambda n: (n, 0))
+
     slope, table = pl.pallas_call(
         partial(_rows_kernel, has_dual=bounds.dual is not None, whole_row=whole_row, mean=mean),
         grid=(pl.cdiv(N, R),),

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.implementations import by_platform, check_implementation, found
 from jaxrl_kernels.logprob.dispatch import check_head
 from jaxrl_kernels.logprob.tile import HeadOptions
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
@@ -100,7 +100,8 @@ def fused_sample(
     keys = row_keys(counters.astype(jnp.uint32))
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (N,))
     if implementation == "reference" and vocab_size is not None:
-        unembedding, allowed = unembedding[:vocab_size], None if allowed is None else allowed[:, :vocab_size]
+        unembedding = unembedding[:vocab_size]
+        allowed = None if allowed is None else allowed[:, :vocab_size]
     inputs = tile.Inputs(hidden, unembedding, keys, temperatures, allowed)
     if implementation == "reference":
         return tile.reference_sample(jax.lax.stop_gradient(inputs), float(softcap))
@@ -147,7 +148,7 @@ def sample_logits(
     1 -0.6931 1.0397
     """
     if logits.ndim != 2 or logits.dtype != jnp.float32:
-        raise ValueError(f"logits must be a float32 matrix, found {logits.dtype}{list(logits.shape)}: use astype")
+        raise ValueError(f"logits must be a float32 matrix, {found(logits)}: use astype")
     if logits.shape[1] == 0:
         raise ValueError("logits have no columns: the vocabulary is empty")
     check_rows(logits.shape[0], logits.shape[1], counters, temperature, allowed)
@@ -185,16 +186,14 @@ def check_rows(
     """Raise a ValueError if an argument does not match N rows and V tokens."""
     if counters.shape != (rows, 4) or not jnp.issubdtype(counters.dtype, jnp.integer):
         raise ValueError(
-            f"counters must be uint32[{rows}, 4] (seed, prompt id, sample number, position), "
-            f"found {counters.dtype}{list(counters.shape)}"
+            f"counters must be uint32[{rows}, 4] (seed, prompt id, sample number, position), {found(counters)}"
         )
     if jnp.shape(temperature) not in ((), (rows,)):
         raise ValueError(f"temperature must be a scalar or f32[{rows}], found shape {list(jnp.shape(temperature))}")
     if isinstance(temperature, float | int) and not temperature >= 0:
         raise ValueError(f"temperature must be 0 (greedy) or above, found {temperature}")
     if allowed is not None and (allowed.shape != (rows, vocabulary) or allowed.dtype not in (jnp.bool_, jnp.int8)):
-        found = f"{allowed.dtype}{list(allowed.shape)}"
-        raise ValueError(f"allowed must be bool or int8[{rows}, {vocabulary}], found {found}")
+        raise ValueError(f"allowed must be bool or int8[{rows}, {vocabulary}], {found(allowed)}")
 
 
 NOWHERE = 2**30  # more than any token

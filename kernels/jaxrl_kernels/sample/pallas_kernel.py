@@ -77,7 +77,9 @@ def pallas_sums(inputs: Inputs, options: HeadOptions, offset: Any, limit: Any, i
     most = min(MAX_TILE, max(BLOCK, fitting // BLOCK * BLOCK))
     tile = min(pl.cdiv(vocabulary, BLOCK) * BLOCK, options.block_size or most)
 
-    of_rows = lambda columns: pl.BlockSpec((row_block, columns), lambda r, t: (r, 0))  # noqa: E731
+    def of_rows(columns: int) -> pl.BlockSpec:
+        return pl.BlockSpec((row_block, columns), lambda r, t: (r, 0))
+
     place = jnp.stack([jnp.asarray(x, jnp.int32) for x in (offset, vocabulary if limit is None else limit)])
     operands = [place, hidden, unembedding, keys, temperature[:, None]]
     tiles = pl.BlockSpec((tile, width), lambda r, t: (t, 0))

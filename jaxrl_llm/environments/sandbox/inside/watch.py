@@ -187,7 +187,9 @@ class Watch:
         elif self._folder is not None and self._disk(pids) > limits["disk"]:
             found = "disk"
         # As often as looking takes no more than an eighth of the time, or two thirds where only it bounds the memory.
-        self.next = time.monotonic() + max(TICK if fits else SOON, (8 if fits else 0.5) * (time.monotonic() - began))
+        now = time.monotonic()
+        pause, times = (TICK, 8) if fits else (SOON, 0.5)
+        self.next = now + max(pause, times * (now - began))
         return found
 
     def _held(self, pids: list[int]) -> int:
