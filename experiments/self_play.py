@@ -43,7 +43,7 @@ from jaxrl_llm.games import (
 from jaxrl_llm.models import Policy, init_params, save_policy
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import entropy
-from jaxrl_llm.training.begin import begun, of_values
+from jaxrl_llm.training.begin import of_values, prepared_run
 from jaxrl_llm.training.running import next_batch
 from jaxrl_llm.training.step import learn_from
 
@@ -158,7 +158,7 @@ def play(game: Node, folder: Path, seed: int, steps: int) -> list[float]:
         optimizer=OptimizerConfig(learning_rate=1e-3, schedule="linear", final_fraction=0.2),
     )  # fmt: skip
     algorithm, found = regularised_self_play(payoff_range(game), steps), list[dict[str, Any]]()
-    with begun(of_values(config, algorithm, {}), False, None, False, algorithm, None, None) as run:
+    with prepared_run(of_values(config, algorithm, {}), False, None, False, algorithm, None, None) as run:
         read = Reader(game, run.parts.tokenizer, run.parts.policy)
         for step in range(steps):
             found.append(read(run.state.train.params))

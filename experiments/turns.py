@@ -31,7 +31,7 @@ BEGIN, END = "<!-- turns -->", "<!-- end of turns -->"
 
 def run(tasks: tuple[str, ...], methods: tuple[str, ...], folder: Path, first_seed: int) -> None:
     """Run what the folder does not hold."""
-    from jaxrl_llm.in_jax.lab.config import LabConfig, hyperparameters_of
+    from jaxrl_llm.in_jax.lab.config import LabConfig, grid_parameters
     from jaxrl_llm.in_jax.lab.laboratory import run_lab
     from jaxrl_llm.in_jax.settings import LabSettings
 
@@ -45,7 +45,7 @@ def run(tasks: tuple[str, ...], methods: tuple[str, ...], folder: Path, first_se
         "success": (1.0,), "most": (1,),  # multi_turn_recipe: not divided again
         "matched": (0.0,), "least_deviation": (0.0,),  # ui_s1: any reward is a match
     }  # fmt: skip
-    known = set().union(*map(hyperparameters_of, methods))
+    known = set().union(*map(grid_parameters, methods))
     grid = {name: values for name, values in grid.items() if name in known}
     config = LabConfig(methods, tasks, seeds=10, first_seed=first_seed, grid=grid, settings=settings)
     run_lab(config, folder, lambda text: print(text, flush=True))
@@ -56,10 +56,10 @@ def table() -> str:
     `OTHERS` too, where a method had the same settings."""
     import numpy as np
 
-    from jaxrl_llm.in_jax.lab.outcome import Outcome, from_json
+    from jaxrl_llm.in_jax.lab.outcome import RunOutcome, from_json
     from jaxrl_llm.reporting.logging.files import read_json
 
-    def outcomes(folder: Path) -> dict[tuple[str, str], Outcome]:
+    def outcomes(folder: Path) -> dict[tuple[str, str], RunOutcome]:
         found = read_json(folder / "results.json") or {"outcomes": []}
         return {(one.task, one.method): one for one in map(from_json, found["outcomes"])}
 

@@ -12,8 +12,8 @@ from chat_templates import FOLDER, NAMES, tokenizer_with
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from jaxrl_llm.data.chat.call_formats import marked
-from jaxrl_llm.data.chat.message_forms import fitted
+from jaxrl_llm.data.chat.call_formats import format_by_mark
+from jaxrl_llm.data.chat.message_forms import as_written
 from jaxrl_llm.data.chat.turns import ChatTurns
 
 _CHATML = (
@@ -184,9 +184,9 @@ def calling(*arguments: dict[str, Any]) -> dict[str, Any]:
 def called(family: Family, turns: ChatTurns, *arguments: dict[str, Any]) -> str:
     """What a policy of the family writes for calls, without what ends its reply."""
     reply = calling(*arguments)
-    given = fitted(turns, [ASKED, reply])[0]
+    given = as_written(turns, [ASKED, reply])[0]
     if "tool_calls" not in given[-1]:  # the template writes none
-        text = (marked(turns).write or json.dumps)([one["function"] for one in reply["tool_calls"]])
+        text = (format_by_mark(turns).write or json.dumps)([one["function"] for one in reply["tool_calls"]])
     else:
         text = turns.written(given).rpartition("so?")[2]
     begins = re.match(r'\{"name": |<[^>]+>|[^{.]+', family.calls)

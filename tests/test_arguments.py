@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm
-from jaxrl_llm.core.arguments.checks import check, checked, kinds_of
+from jaxrl_llm.core.arguments.checks import check_value, checked, kinds_of
 from jaxrl_llm.core.arguments.ranges import Count, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.utils.errors import InputError
@@ -85,10 +85,10 @@ def two(a: str, b: str) -> str:
 )  # fmt: skip
 def test_a_kind(kind: Any, good: list[Any], bad: list[Any]) -> None:
     for value in good:
-        check("size", value, kind)
+        check_value("size", value, kind)
     for value in bad:
         with pytest.raises(InputError, match=r"^(unknown )?size") as error:
-            check("size", value, kind)
+            check_value("size", value, kind)
         assert "\n" not in str(error.value)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from extensions.docstrings import escaped, restructured
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.composition import composition
-from jaxrl_llm.algorithms.describe import START, by_stage, method_card, parameters, values_of
+from jaxrl_llm.algorithms.describe import START, by_stage, method_card, parameters, valid_values
 from jaxrl_llm.algorithms.method import Facts, presets_of
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.needs import need_of
@@ -117,7 +117,7 @@ def _table(name: str) -> list[str]:
     for one in rows:
         others = [f"{preset}: {sets[preset][one.name]!r}" for preset in sets if one.name in sets[preset]]
         origin = "; ".join(filter(None, [one.origin, *others]))
-        out += [f"   * - ``{one.name}``", f"     - ``{one.default!r}``", f"     - {escaped(values_of(name, one))}"]
+        out += [f"   * - ``{one.name}``", f"     - ``{one.default!r}``", f"     - {escaped(valid_values(name, one))}"]
         out += [f"     - {escaped(origin)}".rstrip()]
     return [*out, ""]
 

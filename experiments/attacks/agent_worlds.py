@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import ReadCall, Reply
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.tools.python import python
 from jaxrl_llm.rollouts.agents.compaction import keep_last
@@ -39,7 +39,7 @@ class AsCalls:
             return Reply({"role": "assistant", "content": text}, ())
         given = {"text": text} if self.name == "add" else {"code": f"n = globals().get('n', 0) + {len(text)}\nn"}
         said = {"type": "function", "function": {"name": self.name, "arguments": given}}
-        return Reply({"role": "assistant", "content": "", "tool_calls": [said]}, (Call(self.name, given),))
+        return Reply({"role": "assistant", "content": "", "tool_calls": [said]}, (ReadCall(self.name, given),))
 
 
 reading = cached_property(AsCalls)

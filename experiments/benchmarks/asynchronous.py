@@ -23,7 +23,7 @@ import numpy as np
 from rollout_tail import tail_limits
 
 from jaxrl_llm.core.rollout import Task
-from jaxrl_llm.rollouts.asynchronous.sampler import remove, renew
+from jaxrl_llm.rollouts.asynchronous.sampler import forget_groups, renew
 from jaxrl_llm.rollouts.asynchronous.staleness import Ahead, Waiting, adjusted, in_flight, taken
 from jaxrl_llm.rollouts.program_host import Draws
 from jaxrl_llm.rollouts.programs import group
@@ -176,7 +176,7 @@ class Host:
     def take(self, keys: Sequence[GroupKey], step: int) -> None:
         """Take the groups of a step."""
         found = [self.waiting.pop(key)[1] for key in keys]
-        remove(self.run, found)
+        forget_groups(self.run, found)
         self.ages += [step - episode.own.policy_step for one in found for episode in one.group().episodes]
 
     def _enter(self, step: int) -> None:

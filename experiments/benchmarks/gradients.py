@@ -26,7 +26,7 @@ from jaxrl_llm import load_policy
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.in_jax.steps import draw_steps
-from jaxrl_llm.learner.microbatches import plan_steps, take
+from jaxrl_llm.learner.microbatches import plan_steps, take_rows
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Policy
@@ -84,7 +84,7 @@ def summed(policy: Policy, objective: Objective, params: Any, batch: Trajectorie
     """The plain gradient, row by row."""
     whole, total = with_totals(batch), None
     for row in range(batch.tokens.shape[0]):
-        new = plain_gradient(policy, objective, params, whole, take(batch, jnp.asarray([row])))
+        new = plain_gradient(policy, objective, params, whole, take_rows(batch, jnp.asarray([row])))
         total = new if total is None else jax.tree.map(jnp.add, total, new)
     return total
 

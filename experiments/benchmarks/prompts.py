@@ -78,7 +78,7 @@ def write_records(path: Path, rows: int) -> None:
 
 def start(prompts: str, rows: int, model: str, begin: float) -> dict[str, Any]:
     """The parts of a start in this process. begin: `time.time()` when the process was started."""
-    from jaxrl_llm.rollouts.runtime.sources import draw, shuffled_epochs
+    from jaxrl_llm.rollouts.runtime.sources import draw_prompts, shuffled_epochs
     from jaxrl_llm.training.config import TrainConfig
     from jaxrl_llm.training.inputs import read_inputs
 
@@ -98,7 +98,7 @@ def start(prompts: str, rows: int, model: str, begin: float) -> dict[str, Any]:
             curriculum = shuffled_epochs(parts.prompts.rows, config.seed)
             state = curriculum.init()
             for step in range(2):
-                ids, state, _ = draw(curriculum, parts.prompts, state, config.prompts_per_step)
+                ids, state, _ = draw_prompts(curriculum, parts.prompts, state, config.prompts_per_step)
                 assert all(parts.prompts.ids[i] for i in ids)
                 seconds[f"step {step}"] = time.time() - begin
     return {

@@ -22,7 +22,7 @@ from jaxrl_llm.sampling import completion_texts
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.inputs import Inputs, Prompts
+from jaxrl_llm.training.inputs import DatasetPrompts, Inputs
 from jaxrl_llm.training.method import provided_by
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.source import source_of
@@ -146,7 +146,7 @@ def measured(
             **task.settings, **settings,
         },
     )  # fmt: skip
-    inputs = Inputs(Prompts([dict(row) for row in task.rows], [], 0), [Reward(getattr(rewards, task.reward))])
+    inputs = Inputs(DatasetPrompts([dict(row) for row in task.rows], [], 0), [Reward(getattr(rewards, task.reward))])
     found: dict[str, Any] = {"curve": [], "tokens": 0, "steps": 0, "compiled": 0}
     try:
         with contextlib.redirect_stdout(io.StringIO()):

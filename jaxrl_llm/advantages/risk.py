@@ -53,7 +53,7 @@ def track_quantiles(quantiles: Array, scores: Array, mask: Array, rate: Number) 
     return jnp.where(jnp.any(mask), quantiles + rate * (jnp.asarray(LEVELS) - share), quantiles)
 
 
-class Draws(NamedTuple):
+class _Draws(NamedTuple):
     """Draws of bundles of questions, padded to N questions, N bundles and N draws."""
 
     rows: Array  # int32[N, N] [question, draw] -> row of the question's response in the draw
@@ -65,7 +65,7 @@ class Draws(NamedTuple):
 
 def form_draws(
     reward: Array, group: Array, bundle: Array, order: Array, ragged: Literal["repeat", "smallest"] = "repeat"
-) -> Draws:
+) -> _Draws:
     """Draws of the scored rows: draw j has the j-th response of each group of a bundle, sorted by `order` f32[N].
 
     reward f32[N], group int32[N], bundle int32[N] in 0..N-1, constant within a group. ragged, for groups of different
@@ -92,7 +92,7 @@ def form_draws(
         number = jnp.where(number > N, 0, number)
     scores = jnp.zeros((N, N), jnp.float32).at[to].add(jnp.where(known, reward, 0.0)[rows], mode="drop")
     mask = draw < number[:, None]
-    return Draws(rows, question, of, jnp.where(mask, scores, 0.0), mask)
+    return _Draws(rows, question, of, jnp.where(mask, scores, 0.0), mask)
 
 
 def spread(scores: Array, mask: Array) -> Array:
@@ -104,7 +104,7 @@ def spread(scores: Array, mask: Array) -> Array:
 
 
 def share_of_draws(
-    of_draw: Array, reward: Array, group: Array, draws: Draws, credit: Literal["uniform", "std", "score", "sum_mean"]
+    of_draw: Array, reward: Array, group: Array, draws: _Draws, credit: Literal["uniform", "std", "score", "sum_mean"]
 ) -> Array:
     """Each row's advantage f32[N]: the mean of the draws' advantages of_draw f32[N, N] over its draws; 0 without any.
 

@@ -6,7 +6,7 @@ A transform without an equation appears by its name, as an operator on the batch
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.algorithms.part_equations import ESTIMATORS, POLICIES, A, named, number, operator
+from jaxrl_llm.algorithms.part_equations import ESTIMATORS, POLICIES, A, factory_of, latex, operator
 
 Line = tuple[str, str, str]  # left side, the sign with its place of alignment, right side
 IS, BECOMES = "&=", r"&\leftarrow"
@@ -16,7 +16,7 @@ def credit(transform: Any) -> list[Line]:
     """The equations of a transform, one a line."""
     lines, rewards = list[Line](), False
     for step in _steps(transform):
-        name, of = named(step)
+        name, of = factory_of(step)
         if name in TOKEN_REWARDS and not rewards:  # the rewards of tokens, of which the score is the last one's
             lines.append(("r_{i,t}", IS, r"r_i\, \mathbb{1}[t = |o_i|]"))
             rewards = True
@@ -26,7 +26,7 @@ def credit(transform: Any) -> list[Line]:
 
 def _steps(transform: Any) -> list[Any]:
     """The transforms of a chain, inner chains unfolded."""
-    name, of = named(transform)
+    name, of = factory_of(transform)
     return [step for one in of.get("transforms", ()) for step in _steps(one)] if name == "chain" else [transform]
 
 
@@ -50,28 +50,28 @@ SCALES = {
 def _group_relative(of: dict[str, Any]) -> list[Line]:
     above = f"r_i - {BASELINES[of['baseline']]}".removesuffix(" - ")
     if of["scale"] != "none":
-        above = rf"\frac{{{above}}}{{{SCALES[of['scale']]} + {number(of['epsilon'])}}}"
+        above = rf"\frac{{{above}}}{{{SCALES[of['scale']]} + {latex(of['epsilon'])}}}"
     lines = [(A, IS, above)]
     if of["baseline"] == "weighted":
-        lines.append(("w_j", IS, operator(named(of["weights"])[0], "j") if of["weights"] is not None else "1"))
+        lines.append(("w_j", IS, operator(factory_of(of["weights"])[0], "j") if of["weights"] is not None else "1"))
     return lines
 
 
 def _kl_reward(of: dict[str, Any]) -> list[Line]:
     quotient = rf"\log \frac{{{POLICIES[of['of']]}(o_{{i,t}})}}{{{POLICIES[of['to']]}(o_{{i,t}})}}"
     if of["estimator"] == "k1":
-        return [("r_{i,t}", BECOMES, rf"r_{{i,t}} - {number(of['coefficient'])}\, {quotient}")]
+        return [("r_{i,t}", BECOMES, rf"r_{{i,t}} - {latex(of['coefficient'])}\, {quotient}")]
     l = r"\ell_{i,t}"
     value = ESTIMATORS[of["estimator"].removesuffix("+")].format(l=l)
-    penalty = rf"{number(of['coefficient'])} \left({value}\right)"
+    penalty = rf"{latex(of['coefficient'])} \left({value}\right)"
     return [("r_{i,t}", BECOMES, rf"r_{{i,t}} - {penalty}, \quad {l} = {quotient}")]
 
 
 def _generalised(of: dict[str, Any]) -> list[Line]:
     if of["heads"] != 1 or of["bootstrap_truncated"] or callable(of["gamma"]):
         return [(rf"{A},\, R_{{i,t}}", IS, operator("generalised_advantages", "r", "V"))]
-    gamma = "" if _is_one(of["gamma"]) else number(of["gamma"]) + r"\, "
-    lam = operator(named(of["lam"])[0], "|o_i|") if callable(of["lam"]) else number(of["lam"])
+    gamma = "" if _is_one(of["gamma"]) else latex(of["gamma"]) + r"\, "
+    lam = operator(factory_of(of["lam"])[0], "|o_i|") if callable(of["lam"]) else latex(of["lam"])
     V = r"V^{\text{old}}_{i,t}"
     lines = [
         (r"\delta_{i,t}", IS, rf"r_{{i,t}} + {gamma}V^{{\text{{old}}}}_{{i,t+1}} - {V}, \quad V_{{i,|o_i|+1}} = 0"),
@@ -79,7 +79,7 @@ def _generalised(of: dict[str, Any]) -> list[Line]:
     ]
     if of["lam_critic"] is None:
         return [*lines, ("R_{i,t}", IS, f"{A} + {V}")]
-    critic = gamma + ("" if _is_one(of["lam_critic"]) else f"{number(of['lam_critic'])} ")
+    critic = gamma + ("" if _is_one(of["lam_critic"]) else f"{latex(of['lam_critic'])} ")
     own = r"A^{\text{critic}}_{i,t}"
     return [
         *lines,
@@ -90,28 +90,28 @@ def _generalised(of: dict[str, Any]) -> list[Line]:
 
 def _is_one(value: Any) -> bool:
     """Whether a factor need not be written."""
-    return number(value) == "1"
+    return latex(value) == "1"
 
 
 def _returns(of: dict[str, Any]) -> list[Line]:
-    gamma = "" if _is_one(of["gamma"]) else rf"{number(of['gamma'])}^{{u - t}}\, "
+    gamma = "" if _is_one(of["gamma"]) else rf"{latex(of['gamma'])}^{{u - t}}\, "
     return [(A, IS, rf"\sum_{{u \ge t}} {gamma}r_{{i,u}}")]
 
 
 def _whiten(of: dict[str, Any]) -> list[Line]:
     over = "" if of["over"] == "tokens" else r"_{\text{sequences}}"
     mean = rf"\operatorname{{mean}}{over}(A)"
-    scaled = rf"\frac{{{A} - {mean}}}{{\sqrt{{\operatorname{{var}}{over}(A) + {number(of['epsilon'])}}}}}"
+    scaled = rf"\frac{{{A} - {mean}}}{{\sqrt{{\operatorname{{var}}{over}(A) + {latex(of['epsilon'])}}}}}"
     return [(A, BECOMES, scaled if of["shift"] else f"{scaled} + {mean}")]
 
 
 def _clip_advantages(of: dict[str, Any]) -> list[Line]:
-    limit = number(of["limit"])
+    limit = latex(of["limit"])
     return [(A, BECOMES, rf"\operatorname{{clip}}({A},\, -{limit},\, {limit})")]
 
 
 def _overlong(of: dict[str, Any]) -> list[Line]:
-    longest, buffer = number(of["max_tokens"]), number(of["buffer"])
+    longest, buffer = latex(of["max_tokens"]), latex(of["buffer"])
     penalty = rf"\operatorname{{clip}}\left(\frac{{{longest} - {buffer} - |o_i|}}{{{buffer}}},\, -1,\, 0\right)"
     return [("r_i", BECOMES, f"r_i + {penalty}")]
 
@@ -123,8 +123,8 @@ def _correction(of: dict[str, Any]) -> list[Line]:
     x = {"token": old, "sequence": rf"\prod_t {old}", "geometric": rf"\left(\prod_t {old}\right)^{{1/|o_i|}}"}[
         of["level"]
     ]
-    inside = rf"\mathbb{{1}}\left[{number(of['low'])} \le x_{{i,t}} \le {number(of['high'])}\right]"
-    w = {"truncate": rf"\min(x_{{i,t}},\, {number(of['high'])})", "mask": rf"x_{{i,t}}\, {inside}", "reject": inside}
+    inside = rf"\mathbb{{1}}\left[{latex(of['low'])} \le x_{{i,t}} \le {latex(of['high'])}\right]"
+    w = {"truncate": rf"\min(x_{{i,t}},\, {latex(of['high'])})", "mask": rf"x_{{i,t}}\, {inside}", "reject": inside}
     return [(A, BECOMES, rf"{w[of['mode']]}\, {A}, \quad x_{{i,t}} = {x}")]
 
 
@@ -132,19 +132,19 @@ def _leave_one_out(of: dict[str, Any]) -> list[Line]:
     own = r"\textstyle\sum_t r_{i,t}"
     lines = [("R_i", IS, own), (A, IS, r"R_i - \frac{1}{|g| - 1} \sum_{j \in g,\, j \ne i} R_j")]
     if of["normalise"]:
-        deviation = rf"\operatorname{{std}}(A) + {number(of['epsilon'])}"
+        deviation = rf"\operatorname{{std}}(A) + {latex(of['epsilon'])}"
         lines.append((A, BECOMES, rf"\frac{{{A} - \operatorname{{mean}}(A)}}{{{deviation}}}"))
     return lines
 
 
 def _on_actions(of: dict[str, Any]) -> list[Line]:
-    name, inner = named(of["advantage"])
+    name, inner = factory_of(of["advantage"])
     return _leave_one_out(inner) if name == "leave_one_out" else [(A, IS, operator(name, "i"))]
 
 
 def _dropped(of: dict[str, Any]) -> list[Line]:
     """The samples that averages go over."""
-    name = named(of["dropped"])[0] if "dropped" in of else "uniform_groups"
+    name = factory_of(of["dropped"])[0] if "dropped" in of else "uniform_groups"
     kept = r"\operatorname{std}_{g(j)}(r) > 0" if name == "uniform_groups" else rf"\neg\, {operator(name, 'j')}"
     return [("i", r"&\in", rf"\{{\, j : {kept} \,\}}")]
 
@@ -159,10 +159,10 @@ STEPS: dict[str, Callable[[dict[str, Any]], list[Line]]] = {
     "soft_overlong_penalty": _overlong,
     "importance_correction": _correction,
     "on_actions": _on_actions,
-    "revised": lambda of: [(A, BECOMES, operator(named(of["advantages"])[0], "A"))],
-    "rescore": lambda of: [("r_i", BECOMES, operator(named(of["reward"])[0], "i"))],
-    "stateless": lambda of: [("B", BECOMES, operator(named(of["f"])[0], "B"))],
-    "counted": lambda of: [("B", BECOMES, operator(named(of["apply"])[0], "B"))],
+    "revised": lambda of: [(A, BECOMES, operator(factory_of(of["advantages"])[0], "A"))],
+    "rescore": lambda of: [("r_i", BECOMES, operator(factory_of(of["reward"])[0], "i"))],
+    "stateless": lambda of: [("B", BECOMES, operator(factory_of(of["f"])[0], "B"))],
+    "counted": lambda of: [("B", BECOMES, operator(factory_of(of["apply"])[0], "B"))],
     "drop_uniform_groups": _dropped,
     "drop_rows": _dropped,
 }

@@ -55,13 +55,13 @@ def parameters(name: str) -> list[Hyperparameter]:
     return hyperparameters_of(constructor(name))
 
 
-def values_of(method: str, parameter: Hyperparameter) -> str:
+def valid_values(method: str, parameter: Hyperparameter) -> str:
     """The valid values of a hyper-parameter in words: "0 to 1", "whole, at least 1", '"std" or "none"'."""
     return values_in(constructor(method), parameter)
 
 
 def values_in(build: Callable[..., Any], parameter: Hyperparameter) -> str:
-    """`values_of` a parameter of the function that builds a method."""
+    """`valid_values` a parameter of the function that builds a method."""
     kind = parameter.type
     if parameter.name == "preset":
         return _either(presets_of(build))
@@ -106,7 +106,7 @@ def listing(find: str = "", more: str = "") -> str:
     """
     words = find.lower().split()
     cards = {name: method_card(name) for name in names()}
-    texts = {name: searched(name, constructor(name), card.facts, card.needs) for name, card in cards.items()}
+    texts = {name: searchable_text(name, constructor(name), card.facts, card.needs) for name, card in cards.items()}
     cards = {name: card for name, card in cards.items() if all(word in texts[name] for word in words)}
     if not cards and not more:
         raise InputError(f"no method mentions {shown(find)}: run `jaxrl algorithms` to list all")
@@ -141,7 +141,7 @@ def _line(card: Card, width: int) -> str:
     return f"  {card.name:{width}} {mark} {card.facts.year}  {card.title}{needs}"
 
 
-def searched(name: str, build: Callable[..., Any], facts: Facts, needs: Iterable[str] = ()) -> str:
+def searchable_text(name: str, build: Callable[..., Any], facts: Facts, needs: Iterable[str] = ()) -> str:
     """What a search among methods looks for words in: all in lower case."""
     about = [name, inspect.getdoc(build) or "", facts.paper, str(facts.year)]
     return " ".join([*about, *inspect.signature(build).parameters, *needs]).lower()

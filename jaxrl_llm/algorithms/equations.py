@@ -9,9 +9,9 @@ from jaxrl_llm.algorithms.part_equations import (
     LOGP,
     POLICIES,
     Definitions,
-    averaged,
-    named,
-    number,
+    factory_of,
+    latex,
+    mean_latex,
     operator,
     ratio_symbol,
     surrogate,
@@ -60,12 +60,12 @@ def objective_terms(objective: Any, defined: Definitions) -> list[Term]:
         if not isinstance(inner, Objective):
             inner, scale = scale, inner
         return _scaled(objective_terms(inner, defined), scale, expression.symbol == "/")
-    name, of = named(objective)
+    name, of = factory_of(objective)
     return TERMS[name](of, defined) if name in TERMS else [(1, operator(name))]
 
 
 def _scaled(terms: list[Term], scale: Any, divided: bool) -> list[Term]:
-    written, sign = number(scale), 1
+    written, sign = latex(scale), 1
     if written.startswith("-"):
         written, sign = written[1:], -1
     before = "" if written == "1" else rf"\frac{{1}}{{{written}}} " if divided else rf"{written}\, "
@@ -81,14 +81,14 @@ def _policy_gradient(of: dict[str, Any], defined: Definitions) -> list[Term]:
     # A surrogate such as A log pi does not read the ratio.
     defined.update({symbol: x for symbol, x in ratio.items() if any(symbol in y for y in (gain, *others.values()))})
     defined.update(others)
-    return [(-1, averaged(of["average"], gain))]
+    return [(-1, mean_latex(of["average"], gain))]
 
 
 def _kl(of: dict[str, Any], defined: Definitions) -> list[Term]:
     value = estimate(of["estimator"], of["to"], defined, of["reverse"])
     if of["sampled"] is not None:
         value = rf"\frac{{\pi_\theta(o_{{i,t}})}}{{{POLICIES[of['sampled']]}(o_{{i,t}})}} \left({value}\right)"
-    return [(1, averaged(of["average"], rf"\left({value}\right)"))]
+    return [(1, mean_latex(of["average"], rf"\left({value}\right)"))]
 
 
 def estimate(estimator: str, to: str, defined: Definitions, reverse: bool = False, of: str = r"\pi_\theta") -> str:
@@ -109,29 +109,29 @@ def estimate(estimator: str, to: str, defined: Definitions, reverse: bool = Fals
 
 def _entropy(of: dict[str, Any], defined: Definitions) -> list[Term]:
     defined["H_{i,t}"] = r"-\sum_v \pi_\theta(v \mid o_{i,<t}) \log \pi_\theta(v \mid o_{i,<t})"
-    return [(1, averaged(of["average"], "H_{i,t}"))]
+    return [(1, mean_latex(of["average"], "H_{i,t}"))]
 
 
 def _value_loss(of: dict[str, Any], defined: Definitions) -> list[Term]:
     V, old, R = r"V^\theta_{i,t}", r"V^{\text{old}}_{i,t}", "R_{i,t}"
     if of["error"] is not half_square or of["combine"] is not None or of["of"] != "max":
-        return [(1, averaged(of["average"], operator("value_loss", V, R)))]
+        return [(1, mean_latex(of["average"], operator("value_loss", V, R)))]
     square = rf"({V} - {R})^2"
     if of["clip"] is not None:
-        limit = number(of["clip"])
+        limit = latex(of["clip"])
         defined[r"\bar V_{i,t}"] = rf"{old} + \operatorname{{clip}}({V} - {old},\, -{limit},\, {limit})"
         square = rf"\max\left({square},\; (\bar V_{{i,t}} - {R})^2\right)"
-    return [(1, averaged(of["average"], rf"\tfrac{{1}}{{2}} {square}"))]
+    return [(1, mean_latex(of["average"], rf"\tfrac{{1}}{{2}} {square}"))]
 
 
 def _ratio_variance(of: dict[str, Any], defined: Definitions) -> list[Term]:
     r = rf"\frac{{\pi_\theta(o_{{i,t}})}}{{{POLICIES[of['against']]}(o_{{i,t}})}}"
-    return [(1, averaged(of["average"], rf"\left[\left({r} - 1\right)^2 - {number(of['limit'])}\right]"))]
+    return [(1, mean_latex(of["average"], rf"\left[\left({r} - 1\right)^2 - {latex(of['limit'])}\right]"))]
 
 
 def _imitation(of: dict[str, Any], defined: Definitions) -> list[Term]:
-    rows = "" if of["rows"] is None else operator(named(of["rows"])[0], "i") + " "
-    return [(-1, averaged(of["average"], rows + LOGP))]
+    rows = "" if of["rows"] is None else operator(factory_of(of["rows"])[0], "i") + " "
+    return [(-1, mean_latex(of["average"], rows + LOGP))]
 
 
 TERMS: dict[str, Callable[[dict[str, Any], Definitions], list[Term]]] = {

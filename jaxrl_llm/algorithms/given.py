@@ -30,7 +30,7 @@ def from_file(spec: str) -> tuple[Build, str]:
     return builder(value, spec), digest
 
 
-def name_of(function: Any) -> str:
+def function_name(function: Any) -> str:
     """The name of a function, of a partial one too."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -53,7 +53,7 @@ def builder(given: Algorithm | Build, name: str = "") -> Build:
             f"{found} an Algorithm, or a function of hyper-parameters that returns one"
             + (wrap if isinstance(given, Transform | Objective) else "")
         )
-    label = name or name_of(given)
+    label = name or function_name(given)
     try:
         signature = inspect.signature(given)
     except (TypeError, ValueError):

@@ -9,7 +9,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.checks import expect
-from jaxrl_llm.core.arguments.hyperparameters import checked
+from jaxrl_llm.core.arguments.hyperparameters import checked_method
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 
 Parameters = ParamSpec("Parameters")
@@ -58,7 +58,7 @@ def method(
     published = year or _year_of(paper)
 
     def decorate(build: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
-        made = checked(build)
+        made = checked_method(build)
         needs, others = (getattr(build, name, {}) for name in ("needs", "beside"))
         made.__dict__["facts"] = Facts(paper, published, test, needs, others)
         return made

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.core.repr import Call, Negation, Operation, code, expression_of
+from jaxrl_llm.core.repr import Negation, Operation, PartCall, code, expression_of
 from jaxrl_llm.objectives import Average
 
 Definitions = dict[str, str]  # symbol -> its definition, in the order of appearance
@@ -21,7 +21,7 @@ POLICIES = {
 ESTIMATORS = {"k1": "{l}", "k2": r"\tfrac{{1}}{{2}} ({l})^2", "k3": r"e^{{-{l}}} - 1 + {l}", "abs": r"\left|{l}\right|"}
 
 
-def number(value: Any) -> str:
+def latex(value: Any) -> str:
     """A number, or what a coefficient is called if it is a control or a function.
 
     >>> number(0.0003), number(1e-06), number("beta"), number(2e-08)
@@ -46,10 +46,10 @@ def escaped(name: str) -> str:
     return name.replace("_", r"\_")
 
 
-def named(value: Any) -> tuple[str, dict[str, Any]]:
+def factory_of(value: Any) -> tuple[str, dict[str, Any]]:
     """The name of the factory of a part and all of its arguments; a plain function has no arguments."""
     expression = expression_of(value)
-    if not isinstance(expression, Call):
+    if not isinstance(expression, PartCall):
         return getattr(value, "__name__", "function"), {}
     bound = inspect.signature(expression.function).bind(*expression.positional, **expression.keywords)
     bound.apply_defaults()
@@ -64,7 +64,7 @@ def operator(name: str, *of: str) -> str:
 
 def ratio_symbol(ratio: Any, defined: Definitions) -> str:
     """The symbol of a ratio, with its definition."""
-    name, of = named(ratio)
+    name, of = factory_of(ratio)
     if name not in ("token_ratio", "sequence_ratio", "span_ratio"):
         return operator(name)
     other = POLICIES[of["against"]]
@@ -89,7 +89,7 @@ def ratio_symbol(ratio: Any, defined: Definitions) -> str:
 
 
 def _clip(of: str, low: Any, high: Any, center: str = "1") -> str:
-    return rf"\operatorname{{clip}}({of},\, {center} - {number(low)},\, {center} + {number(high)})"
+    return rf"\operatorname{{clip}}({of},\, {center} - {latex(low)},\, {center} + {latex(high)})"
 
 
 def _bounds(of: dict[str, Any]) -> tuple[Any, Any]:
@@ -101,7 +101,7 @@ def _dual(value: str, dual: Any, defined: Definitions) -> str:
     if dual is None:
         return value
     defined["m_{i,t}"] = value
-    bounded = rf"\max\left(m_{{i,t}},\, {number(dual)} {A}\right)"
+    bounded = rf"\max\left(m_{{i,t}},\, {latex(dual)} {A}\right)"
     return rf"\begin{{cases}} {bounded} & {A} < 0 \\ m_{{i,t}} & {A} \ge 0 \end{{cases}}"
 
 
@@ -110,14 +110,14 @@ def _clipped(r: str, of: dict[str, Any], defined: Definitions) -> str:
 
 
 def _geometric(r: str, of: dict[str, Any], defined: Definitions) -> str:
-    low, high = map(number, _bounds(of))
+    low, high = map(latex, _bounds(of))
     cut = rf"\begin{{cases}} \min(\log {r},\, {high}) & {A} > 0 \\ \max(\log {r},\, -{low}) & {A} < 0 \end{{cases}}"
     defined["g_i"] = rf"\exp\left(\frac{{1}}{{|o_i|}} \sum_t {cut}\right)"
     return rf"g_i\, {A}"
 
 
 def _soft(r: str, of: dict[str, Any], defined: Definitions) -> str:
-    high, low = number(of["positive"]), number(of["negative"])
+    high, low = latex(of["positive"]), latex(of["negative"])
     defined[r"\tau_{i,t}"] = rf"\begin{{cases}} {high} & {A} > 0 \\ {low} & {A} \le 0 \end{{cases}}"
     return rf"\frac{{4}}{{\tau_{{i,t}}}}\, \sigma\!\left(\tau_{{i,t}} ({r} - 1)\right) {A}"
 
@@ -129,7 +129,7 @@ def _score(r: str, of: dict[str, Any], defined: Definitions) -> str:
 
 
 def _gradient_preserving(r: str, of: dict[str, Any], defined: Definitions) -> str:
-    low, high = map(number, _bounds(of))
+    low, high = map(latex, _bounds(of))
     upper = rf"(1 + {high}) \frac{{{r}}}{{\operatorname{{sg}}[{r}]}}"
     return _dual(
         rf"\min\left({r} {A},\; \operatorname{{clip}}({r},\, 1 - {low},\, {upper})\, {A}\right)", of["dual"], defined
@@ -154,7 +154,7 @@ SURROGATES: dict[str, Callable[[str, dict[str, Any], Definitions], str]] = {
 
 def surrogate(value: Any, r: str, defined: Definitions) -> str:
     """A surrogate of a ratio and the advantage."""
-    name, of = named(value)
+    name, of = factory_of(value)
     return SURROGATES[name](r, of, defined) if name in SURROGATES else operator(name, r, A)
 
 
@@ -167,11 +167,11 @@ def _weight_clip(r: str, of: dict[str, Any], defined: Definitions) -> str:
     low, high = _bounds(of)
     # A ratio is never negative, so that a lower bound of 1 - 1 is none.
     unbounded = isinstance(low, int | float) and low >= 1
-    return rf"\min({r},\, 1 + {number(high)})" if unbounded else _clip(r, low, high)
+    return rf"\min({r},\, 1 + {latex(high)})" if unbounded else _clip(r, low, high)
 
 
 def _within(r: str, of: dict[str, Any], defined: Definitions) -> str:
-    low, high = map(number, _bounds(of))
+    low, high = map(latex, _bounds(of))
     up, down = rf"\mathbb{{1}}[{r} \le 1 + {high}]", rf"\mathbb{{1}}[{r} \ge 1 - {low}]"
     defined["w_{i,t}"] = rf"\begin{{cases}} {up} & {A} > 0 \\ {down} & {A} < 0 \end{{cases}}"
     return "w_{i,t}"
@@ -179,8 +179,8 @@ def _within(r: str, of: dict[str, Any], defined: Definitions) -> str:
 
 WEIGHTS: dict[str, Callable[[str, dict[str, Any], Definitions], str]] = {
     "clipped": _weight_clip,
-    "capped": lambda r, of, defined: rf"\min({r},\, {number(of['cap'])})",
-    "gamma": lambda r, of, defined: rf"{r}^{{{number(of['power'])}}} e^{{{number(of['decay'])} (1 - {r})}}",
+    "capped": lambda r, of, defined: rf"\min({r},\, {latex(of['cap'])})",
+    "gamma": lambda r, of, defined: rf"{r}^{{{latex(of['power'])}}} e^{{{latex(of['decay'])} (1 - {r})}}",
     "within": _within,
     "by_sign": _by_sign,
     "product": lambda r, of, defined: r" \cdot ".join(weight(one, r, defined) for one in of.get("weights", ())) or "1",
@@ -189,7 +189,7 @@ WEIGHTS: dict[str, Callable[[str, dict[str, Any], Definitions], str]] = {
 
 def weight(value: Any, r: str, defined: Definitions) -> str:
     """A weight of the score function."""
-    name, of = named(value)
+    name, of = factory_of(value)
     return WEIGHTS[name](r, of, defined) if name in WEIGHTS else operator(name, r)
 
 
@@ -201,19 +201,19 @@ AVERAGES = {
 }
 
 
-def averaged(average: Any, text: str) -> str:
+def mean_latex(average: Any, text: str) -> str:
     """The average of a token's value; None is `token_mean()`."""
     expression = expression_of(average)
     if isinstance(expression, Negation):
-        return "-" + averaged(expression.operand, text)
+        return "-" + mean_latex(expression.operand, text)
     if isinstance(expression, Operation):
         left, right = expression.left, expression.right
         if expression.symbol == "/":
-            return rf"\frac{{1}}{{{number(right)}}} {averaged(left, text)}"
+            return rf"\frac{{1}}{{{latex(right)}}} {mean_latex(left, text)}"
         scale, inner = (left, right) if isinstance(right, Average) else (right, left)
-        return rf"{number(scale)}\, {averaged(inner, text)}"
-    name, of = ("token_mean", {}) if average is None else named(average)
+        return rf"{latex(scale)}\, {mean_latex(inner, text)}"
+    name, of = ("token_mean", {}) if average is None else factory_of(average)
     if name == "constant":
-        length = r"\max_i |o_i|" if of["length"] is None else number(of["length"])
+        length = r"\max_i |o_i|" if of["length"] is None else latex(of["length"])
         return rf"\frac{{1}}{{N \cdot {length}}} \sum_i \sum_t {text}"
     return f"{AVERAGES[name]} {text}" if name in AVERAGES else rf"{operator(name)}_{{i,t}}\left[{text}\right]"

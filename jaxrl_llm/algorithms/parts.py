@@ -11,7 +11,7 @@ from jaxrl_llm.algorithms import CATALOGUE
 from jaxrl_llm.algorithms.method import facts_of
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import NEEDS, need_of
-from jaxrl_llm.rewards.specs import component, unweighted
+from jaxrl_llm.rewards.specs import component_name, unweighted
 from jaxrl_llm.rewards.workers.loading import declared
 from jaxrl_llm.utils.errors import InputError, unknown
 
@@ -92,5 +92,5 @@ def going_without(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
 def provided_by_rewards(rewards: Iterable[str]) -> set[str]:
     """The needs that the named reward functions provide, as components of the reward or as entries beside it."""
     listed = list(rewards)
-    parts = {name for name in map(component, listed) if name in NEEDS and NEEDS[name].where.startswith("rewards[")}
+    parts = {name for name in map(component_name, listed) if name in NEEDS and NEEDS[name].where.startswith("rewards[")}
     return parts | {name for text in listed for name in declared(unweighted(text)) if name in NEEDS}

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from jaxrl_llm.cli.demo import dapo_with_entropy_bonus, show
+from jaxrl_llm.cli.demo import dapo_with_entropy_bonus, print_summary
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.tools.calculator import calculator
@@ -33,7 +33,7 @@ SHOWN = (0, 217, 34), (1, 640, 85)  # the worked examples: problem, a, b
 COUNT = 1024  # questions, held-out ones included
 
 
-def question(problem: int, a: int, b: int) -> tuple[str, str]:
+def _question(problem: int, a: int, b: int) -> tuple[str, str]:
     """A question, and the expression that answers it."""
     text, expression = PROBLEMS[problem]
     return text.format(a=a, b=b), expression.format(a=a, b=b)
@@ -43,14 +43,14 @@ def questions(seed: int, count: int = COUNT) -> list[dict[str, Any]]:
     """Rows with a conversation as their prompt, and the answer: all different, each problem as often as the others."""
     conversation = [{"role": "system", "content": "You have a calculator."}]
     for given in SHOWN:
-        text, expression = question(*given)
+        text, expression = _question(*given)
         result = calculator(expression)
         for role, said in zip(("user", "assistant") * 2, (text, f"CALC({expression})", result, result), strict=True):
             conversation.append({"role": role, "content": said})
     random, rows = Random(seed), dict[tuple[int, int, int], dict[str, Any]]()
     while len(rows) < count:
         given = len(rows) % len(PROBLEMS), random.randint(100, 999), random.randint(12, 99)
-        text, expression = question(*given)
+        text, expression = _question(*given)
         if given not in SHOWN:
             prompt = [*conversation, {"role": "user", "content": text}]
             rows[given] = {"prompt": prompt, "answer": calculator(expression)}
@@ -116,5 +116,5 @@ def run(model: str, seed: int, output: str, steps: int) -> dict[str, Any]:
     summary = train(config, algorithm=dapo_with_entropy_bonus)
     minutes, used = (time.monotonic() - begun) / 60, (time.process_time() - cpu) / 60
     took = f"{minutes:.1f} minutes ({used:.1f} of processor time)"
-    show(summary, Path(output), lambda prompt: str(prompt).rpartition("user: ")[2], took)
+    print_summary(summary, Path(output), lambda prompt: str(prompt).rpartition("user: ")[2], took)
     return summary

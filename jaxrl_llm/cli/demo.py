@@ -111,11 +111,11 @@ def run(model: str, seed: int, output: str, steps: int, dtype: Dtype = "float32"
     draws = int(1.5 * config.steps * config.prompts_per_step)  # about as many as dynamic sampling takes
     curriculum = partial(easy_first, draws=draws, seed=config.seed)
     summary = train(config, algorithm=dapo_with_entropy_bonus, curriculum=curriculum)
-    show(summary, Path(output), str, f"{(time.monotonic() - begun) / 60:.1f} minutes")
+    print_summary(summary, Path(output), str, f"{(time.monotonic() - begun) / 60:.1f} minutes")
     return summary
 
 
-def show(summary: dict[str, Any], folder: Path, question: Callable[[Any], str], took: str) -> None:
+def print_summary(summary: dict[str, Any], folder: Path, question: Callable[[Any], str], took: str) -> None:
     """Print examples, the two accuracies, and how long the run took. question: of a prompt."""
     for kind, before, after in examples(folder):
         print(f"\n{question(before['prompt'])}  ({kind})")

@@ -188,7 +188,7 @@ def _play(args: Any, config: TrainConfig, accept: bool) -> int:
     from jaxrl_llm.sampling.live import throughput_line
     from jaxrl_llm.sampling.stats import Stats
     from jaxrl_llm.training.folder.load_run import load_run
-    from jaxrl_llm.training.rollout.play import play_rows, rows_to_play, transcript
+    from jaxrl_llm.training.rollout.play import message_as_text, play_rows, rows_to_play
 
     rows = rows_to_play(filled_prompts(args.prompts, config.prompt_template, args.prompt_template))
     _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept, adapter=args.adapter)
@@ -207,7 +207,7 @@ def _play(args: Any, config: TrainConfig, accept: bool) -> int:
             continue
         if not alone:
             print(f"episode {number % args.samples + 1}/{args.samples} of {json.dumps(one.row, default=str)}")
-            print("\n".join(map(transcript, one.said)))
+            print("\n".join(map(message_as_text, one.said)))
         print(one.outcome)
     if args.stats and stats:
         print(throughput_line(stats[0]), file=sys.stderr)

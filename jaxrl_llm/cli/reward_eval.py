@@ -39,7 +39,7 @@ def reward_eval_command(arguments: list[str]) -> int:
     rows = load_prompts(args.prompts, limit=args.size)
     answers = [answers_of(row, f"{args.prompts}, row {number}") for number, row in enumerate(rows, start=1)]
     (reward,) = on_devices([model_reward(ModelName(MODEL, (), args.model), 1.0)], mesh_of(""), args.dtype)
-    items, unscored = scored(reward.function, rows, answers)
+    items, unscored = _scored(reward.function, rows, answers)
     if unscored:
         print(f"{several(unscored, 'prompt')} with an answer that was not scored left out")
     found = accuracies(items)
@@ -81,14 +81,14 @@ def answers_of(row: Mapping[str, Any], where: str) -> tuple[list[Any], list[Any]
     return listed("chosen"), listed("rejected")
 
 
-def scored(
+def _scored(
     function: Any, rows: Sequence[Mapping[str, Any]], answers: Sequence[tuple[list[Any], list[Any]]]
 ) -> tuple[list[Any], int]:
     """The scores of all answers, and how many prompts are left out as one of theirs was not scored.
 
     An answer of messages that begins with those of the prompt is the whole conversation.
     """
-    from jaxrl_llm.reporting.reward_accuracy import Scored
+    from jaxrl_llm.reporting.reward_accuracy import Rated
 
     prompts, texts = list[Any](), list[Any]()
     for row, (right, wrong) in zip(rows, answers, strict=True):
@@ -103,5 +103,5 @@ def scored(
         if None in (*of_right, *of_wrong):
             unscored += 1
         else:
-            items.append(Scored(of_right, of_wrong, str(row.get("subset") or ""), str(row.get("id") or "")))
+            items.append(Rated(of_right, of_wrong, str(row.get("subset") or ""), str(row.get("id") or "")))
     return items, unscored

@@ -57,7 +57,7 @@ def serve_command(arguments: list[str]) -> int:
         raise InputError(f"{args.host}:{args.port} cannot be listened on: {error.strerror}") from None
     with optional_package("aiohttp", "serve", "jaxrl serve"):
         from aiohttp import web
-    from jaxrl_llm.server.app import Endpoint, application
+    from jaxrl_llm.server.app import ModelServer, application
     from jaxrl_llm.server.engines import Engines
     from jaxrl_llm.training.folder.files import run_config
     from jaxrl_llm.training.folder.load_run import load_adapters, load_run
@@ -70,7 +70,7 @@ def serve_command(arguments: list[str]) -> int:
         (_, policy, params, _), beside = load_run(args.model, accept_changed_inputs=accept, adapter=folder), {}
     engines = Engines(policy, params, args.slots, args.seed, {key: one.params for key, one in beside.items()})
     formats = {key: one.config.format for key, one in beside.items()}
-    app = application(Endpoint(engines, name, format, os.environ.get(KEY), formats))
+    app = application(ModelServer(engines, name, format, os.environ.get(KEY), formats))
 
     async def say(app: web.Application) -> None:
         what = f"{', '.join([name, *named])} {'are' if named else 'is'} served"

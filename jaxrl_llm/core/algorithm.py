@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 
 from jaxrl_llm.core.annotations import Fraction, Routing
-from jaxrl_llm.core.arguments.checks import check, check_fields, kinds_of
+from jaxrl_llm.core.arguments.checks import check_fields, check_value, kinds_of
 from jaxrl_llm.core.needs import of_target
 from jaxrl_llm.core.outer_loop import OuterLoop
 from jaxrl_llm.core.reference import ReferenceRule
@@ -74,7 +74,7 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         for name, kind in kinds_of(Algorithm).items():
-            check(f"an algorithm's {name}", getattr(self, name), kind)
+            check_value(f"an algorithm's {name}", getattr(self, name), kind)
         object.__setattr__(self, "transform", _of_counted_rows(self.transform, self.needs))
         if self.phases is not None and "old_logp" not in self.needs:
             raise InputError("an algorithm's phases need a ratio to the old policy: take one against='old'")

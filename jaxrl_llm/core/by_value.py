@@ -68,7 +68,7 @@ def name_of(value: Any, otherwise: str) -> str:
     return name if isinstance(name, str) and name.isidentifier() else otherwise
 
 
-def value_of(spec: str, what: str) -> Any:
+def named_value(spec: str, what: str) -> Any:
     """The value of a name; None for a name that is looked up. InputError for that of a value which is not given.
 
     what: names it in errors, such as "the reward".

@@ -77,7 +77,7 @@ def beyond_rounding(log_ratio: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(log_ratio) > ROUNDING, log_ratio, 0.0)
 
 
-def straight_through(log_ratio: jax.Array, estimate: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def straight_through_k2(log_ratio: jax.Array, estimate: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """The value of an estimator with the gradient of k2, which on-policy is that of KL(pi || ref)."""
     gradient = k2(log_ratio)
     return gradient + jax.lax.stop_gradient(estimate(log_ratio) - gradient)
@@ -86,5 +86,5 @@ def straight_through(log_ratio: jax.Array, estimate: Callable[[jax.Array], jax.A
 _VALUES: dict[str, Callable[[jax.Array], jax.Array]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
 ESTIMATORS: dict[str, Callable[[jax.Array], jax.Array]] = {
     **_VALUES,
-    **{f"{name}+": partial(straight_through, estimate=f) for name, f in _VALUES.items()},
+    **{f"{name}+": partial(straight_through_k2, estimate=f) for name, f in _VALUES.items()},
 }

@@ -60,7 +60,7 @@ class ReferenceRule:
     __repr__ = layout
 
 
-def chosen(reference: Params | Snapshots) -> Params:
+def chosen_snapshot(reference: Params | Snapshots) -> Params:
     """The parameters of a reference that moves: of the one of its snapshots that is chosen, where it has some."""
     return reference.policies[int(reference.place)] if isinstance(reference, Snapshots) else reference
 

@@ -2,7 +2,7 @@
 
 `@part` on a factory records the factory and its arguments in what it returns. The record is an attribute beside the
 fields of a dataclass, so it takes no part in equality and hashing, and `dataclasses.replace` drops it. A plain function
-that a factory returns is wrapped in a `Part`, which is equal to itself alone, as functions are.
+that a factory returns is wrapped in a `_Part`, which is equal to itself alone, as functions are.
 """
 
 import copy
@@ -25,7 +25,7 @@ _SUM, _PRODUCT, _NEGATION, _ATOM = range(4)  # how tightly an expression binds
 _LEVELS = {"+": _SUM, "-": _SUM, "*": _PRODUCT, "/": _PRODUCT}
 
 
-class Call(NamedTuple):
+class PartCall(NamedTuple):
     """A call of a public function or class, with the arguments that differ from their defaults."""
 
     function: Callable[..., Any]
@@ -47,10 +47,10 @@ class Negation(NamedTuple):
     operand: Any
 
 
-Expression = Call | Operation | Negation
+Expression = PartCall | Operation | Negation
 
 
-class Part:
+class _Part:
     """A function that a factory returned, which prints as the call of the factory."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -101,7 +101,7 @@ def _call(
     parameters: Mapping[str, inspect.Parameter],
     args: tuple[Any, ...],
     given: Mapping[str, Any],
-) -> Call:
+) -> PartCall:
     """The call as written, without arguments that are equal to their defaults if no positional one follows."""
     positional, listed = list(args), [one for one in parameters.values() if one.kind is not one.VAR_POSITIONAL]
     while positional and len(positional) <= len(listed):
@@ -113,7 +113,7 @@ def _call(
         for name, one in given.items()
         if name not in parameters or not is_default(one, parameters[name].default)
     }
-    return Call(function, tuple(positional), changed)
+    return PartCall(function, tuple(positional), changed)
 
 
 def is_default(value: Any, default: Any) -> bool:
@@ -125,11 +125,11 @@ def is_default(value: Any, default: Any) -> bool:
 
 
 def recorded(value: T, expression: Expression) -> T:
-    """A copy of a value with this record; a function becomes a `Part`, unless it has a name of its own."""
+    """A copy of a value with this record; a function becomes a `_Part`, unless it has a name of its own."""
     if isinstance(value, FunctionType):
-        if named(value):
+        if _named(value):
             return value
-        value = cast(T, Part(value))
+        value = cast(T, _Part(value))
     else:
         value = copy.copy(value)
     record(value, expression)
@@ -146,11 +146,11 @@ def expression_of(value: Any) -> Expression | None:
     found = getattr(value, "__dict__", {}).get(_RECORD)
     if found is None and dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = [(one.name, getattr(value, one.name), one.default) for one in dataclasses.fields(value) if one.init]
-        return Call(type(value), (), {name: one for name, one, default in fields if not is_default(one, default)})
+        return PartCall(type(value), (), {name: one for name, one, default in fields if not is_default(one, default)})
     return found
 
 
-def named(function: Any) -> bool:
+def _named(function: Any) -> bool:
     """Whether a function can be written by its name: it is a global of its module."""
     name, module = getattr(function, "__name__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
     found = getattr(module, name, None) if name.isidentifier() else None
@@ -160,7 +160,7 @@ def named(function: Any) -> bool:
 def leaves(value: Any) -> Iterator[Any]:
     """The functions, and the values that are no expressions, of which a value is composed."""
     expression = expression_of(value) if not isinstance(value, Expression) else value
-    if isinstance(expression, Call):
+    if isinstance(expression, PartCall):
         yield expression.function
         inner: Iterator[Any] | Any = (*expression.positional, *expression.keywords.values())
     elif isinstance(expression, Operation):
@@ -203,7 +203,7 @@ def layout(value: Any, width: int = WIDTH) -> str:
 def _code(value: Any) -> tuple[str, int]:
     expression = value if isinstance(value, Expression) else expression_of(value)
     match expression:
-        case Call():
+        case PartCall():
             arguments = ", ".join(prefix + code(one) for prefix, one in _arguments(expression))
             return f"{expression.function.__name__}({arguments})", _ATOM
         case Operation(symbol, left, right):
@@ -229,7 +229,7 @@ def _within(value: Any, least: int) -> str:
     return text if level >= least else f"({text})"
 
 
-def _arguments(call: Call) -> list[tuple[str, Any]]:
+def _arguments(call: PartCall) -> list[tuple[str, Any]]:
     """The arguments of a call, with "name=" before those given by name."""
     return [("", one) for one in call.positional] + [(f"{name}=", one) for name, one in call.keywords.items()]
 
@@ -241,7 +241,7 @@ def _lines(value: Any, indent: int, before: int, width: int) -> str:
         return flat
     expression, pad = expression_of(value), " " * indent
     match expression:
-        case Call() if arguments := _arguments(expression):
+        case PartCall() if arguments := _arguments(expression):
             items = [f"{pad}    {p}{_lines(one, indent + 4, len(p), width)},\n" for p, one in arguments]
             return f"{expression.function.__name__}(\n{''.join(items)}{pad})"
         case Operation(symbol, left, right) if symbol in "+-":
@@ -271,7 +271,7 @@ def _operand(value: Any, least: int, indent: int, before: int, width: int) -> st
 def _written(value: Any) -> str:
     """A value that is no expression, as code; text in angle brackets for what has none."""
     if callable(value) and not isinstance(value, type):
-        return value.__name__ if named(value) else "<function>"
+        return value.__name__ if _named(value) else "<function>"
     if isinstance(value, type):
         return value.__name__
     if hasattr(value, "dtype") and hasattr(value, "shape"):

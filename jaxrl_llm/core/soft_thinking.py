@@ -77,7 +77,7 @@ class SoftThinking:
         return int(ids[0])
 
 
-class Mixture(NamedTuple):
+class Mixed(NamedTuple):
     """What the model sees in place of tokens: sum_j weights_j E[ids_j], where the weights are not all 0."""
 
     ids: Array  # int32[..., K]
@@ -144,12 +144,12 @@ def drawn_thoughts(thinking: SoftThinking, logits: Array, noise_at: Callable[[Ar
     return jnp.where(kept[:, None], records, -1.0)
 
 
-def mixture(thinking: SoftThinking, thoughts: Array) -> Mixture:
+def mixture(thinking: SoftThinking, thoughts: Array) -> Mixed:
     """What the model sees of records f32[..., 3, K]; weights of 0 for ordinary tokens."""
     ids, scores, _ = jnp.moveaxis(jax.lax.stop_gradient(thoughts), -2, 0)
     kept = ids >= 0
     y = jax.nn.softmax(jnp.where(kept, scores / thinking.gumbel_temperature, -1e30), axis=-1)
-    return Mixture(jnp.maximum(ids, 0).astype(jnp.int32), jnp.where(kept, y, 0.0))
+    return Mixed(jnp.maximum(ids, 0).astype(jnp.int32), jnp.where(kept, y, 0.0))
 
 
 def heaviest(thoughts: Array) -> Array:

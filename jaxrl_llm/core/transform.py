@@ -16,7 +16,7 @@ from jaxrl_llm.core.arguments.checks import check_fields, expect, names_of, requ
 from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.loss_metrics import Metrics
 from jaxrl_llm.core.objective import Objective, control
-from jaxrl_llm.core.repr import Call, layout, part, record
+from jaxrl_llm.core.repr import PartCall, layout, part, record
 from jaxrl_llm.core.shapes import check_batch, in_words
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.utils.errors import InputError
@@ -69,7 +69,7 @@ class Transform:
             object.__setattr__(self, "apply", apply)
         object.__setattr__(self, "needs", names_of(self.needs))
         needs = {"needs": self.needs} if self.needs else {}
-        record(self, Call(Transform, (), {"init": init.function, "apply": apply.function, **needs}))
+        record(self, PartCall(Transform, (), {"init": init.function, "apply": apply.function, **needs}))
 
     __repr__ = layout
 
@@ -113,7 +113,7 @@ class Guarded:
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            if said := explained(error, partial(self.function, state), batch):
+            if said := _explained(error, partial(self.function, state), batch):
                 raise InputError(said) from error
             raise
 
@@ -200,7 +200,7 @@ class _Read:
         return value
 
 
-def explained(error: Exception, function: Callable[[Any], Any], batch: Trajectories) -> str:
+def _explained(error: Exception, function: Callable[[Any], Any], batch: Trajectories) -> str:
     """What the batch lacks that a function failed on with this error, in words; "" if that is not why."""
     return absent(function, batch) if isinstance(error, KeyError) or "None" in str(error) else ""
 

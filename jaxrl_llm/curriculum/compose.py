@@ -18,7 +18,7 @@ from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positi
 from jaxrl_llm.core.parts import Trajectories, part, step_part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.curriculum.excluded import Why
-from jaxrl_llm.curriculum.records import Array, Memory, Prompts, State, facts_of
+from jaxrl_llm.curriculum.records import Array, Memory, Prompts, State, prompt_facts
 from jaxrl_llm.curriculum.rules import RuleOf, Rules, curriculum_of
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.utils.errors import InputError
@@ -49,7 +49,7 @@ def choose_prompts(
         require_function("a rule of a curriculum", rule)
 
     def make(rows: Sequence[Mapping[str, Any]], seed: int) -> Curriculum:
-        facts = facts_of(rows, seed)
+        facts = prompt_facts(rows, seed)
         own = Rules(facts, Memory(prior, kept, faded), [rule(facts) for rule in rules])
         return _by_score(own, noise, pool)
 
@@ -140,7 +140,7 @@ def in_epochs(*rules: RuleOf, at_end: bool = False, restart: bool = False) -> Ma
         require_function("a rule of a curriculum", rule)
 
     def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
-        stream, facts = shuffled_epochs(rows, seed), facts_of(rows, seed)
+        stream, facts = shuffled_epochs(rows, seed), prompt_facts(rows, seed)
         own = Rules(facts, Memory(), [rule(facts) for rule in rules])
         if own.having("score") or own.having("size"):
             raise InputError("in_epochs draws all prompts in turn: leave out rules that score prompts or say how many")

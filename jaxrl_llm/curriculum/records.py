@@ -79,7 +79,7 @@ class PromptFacts(NamedTuple):
         return [row[name] for row in self.rows]
 
 
-def facts_of(rows: Sequence[Mapping[str, Any]], seed: int) -> PromptFacts:
+def prompt_facts(rows: Sequence[Mapping[str, Any]], seed: int) -> PromptFacts:
     """The facts of rows. Rows that are read as they are drawn keep their order, because none of them is read here."""
     if not isinstance(rows, list | tuple):
         return PromptFacts(rows, np.arange(len(rows)), seed)

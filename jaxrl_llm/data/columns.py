@@ -31,7 +31,7 @@ _SPEAKERS = {
 }  # fmt: skip
 
 
-class Found(NamedTuple):
+class PromptColumns(NamedTuple):
     """The prompt of a row and what else its columns were found to hold."""
 
     prompt: Any  # [] of a row that is a whole text, which is its "completion"
@@ -41,7 +41,7 @@ class Found(NamedTuple):
     said: str  # which columns they are, for a line; "" where they have the names that they need
 
 
-def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_column: str | None) -> Found:
+def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_column: str | None) -> PromptColumns:
     """Find the prompt and the answer of a row.
 
     prompt_column, answer_column: as the user named them; None: the first that there is of `PROMPTS` and `ANSWERS`.
@@ -55,16 +55,16 @@ def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_c
     """
     if prompt_column is None and is_implicit(row):
         own = with_prompt(row, where)
-        return Found(own.pop("prompt"), own, "prompts are what chosen and rejected both begin with")
+        return PromptColumns(own.pop("prompt"), own, "prompts are what chosen and rejected both begin with")
     if prompt_column is None and isinstance(row.get(TEXT), str) and not any(name in row for name in PROMPTS):
-        return Found([], {"completion": row[TEXT]}, f"rows are whole texts, from the column {TEXT}")
+        return PromptColumns([], {"completion": row[TEXT]}, f"rows are whole texts, from the column {TEXT}")
     column = prompt_column or prompt_column_of(row, where)
     prompt, named = as_messages(row[column], where), column
     answer = answer_column or next((name for name in ANSWERS if name != column and has(row, name)), None)
-    found = {} if answer in (None, "answer") else {"answer": value_of(row, str(answer))}
+    found = {} if answer in (None, "answer") else {"answer": _value_of(row, str(answer))}
     from_answer = answer
     if prompt_column is not None:
-        return Found(prompt, found, _said(named, from_answer))
+        return PromptColumns(prompt, found, _said(named, from_answer))
     if column in CONVERSATIONS:
         prompt, last = before_the_answer(prompt, where)
         if last is not None and answer is None and isinstance(last.get("content"), str):
@@ -79,9 +79,9 @@ def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_c
         prompt = "\n".join([f"{prompt}\n", *(f"{letter}. {text}" for letter, text in lettered.items())])
         named = f"{named} with {choices} by letter"
         if answer is not None:
-            found = {"answer": _letter_of(value_of(row, answer), lettered, f"{where}: {answer}")}
+            found = {"answer": _letter_of(_value_of(row, answer), lettered, f"{where}: {answer}")}
             from_answer = f"{answer}, as a letter"
-    return Found(prompt, found, _said(named, from_answer))
+    return PromptColumns(prompt, found, _said(named, from_answer))
 
 
 def _said(prompt: str, answer: str | None) -> str:
@@ -109,7 +109,7 @@ def has(row: Mapping[str, Any], name: str) -> bool:
     return name in row or bool(dot and isinstance(row.get(outer), Mapping) and inner in row[outer])
 
 
-def value_of(row: Mapping[str, Any], name: str) -> Any:
+def _value_of(row: Mapping[str, Any], name: str) -> Any:
     """The value of a column, or of an entry of one; None where there is none."""
     if name in row:
         return row[name]

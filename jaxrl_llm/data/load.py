@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.data.chat.encode import fault_of, is_conversation, preview, whole_text
-from jaxrl_llm.data.columns import Found, find, has, prompt_column_of
+from jaxrl_llm.data.columns import PromptColumns, find, has, prompt_column_of
 from jaxrl_llm.data.generate import PREFIX, generate
 from jaxrl_llm.data.prompt_rows import PromptRows, canonical, rows_as_drawn
-from jaxrl_llm.data.sources.files import Row, format_of, lacking, located, read_rows
+from jaxrl_llm.data.sources.files import Row, file_format, lacking, read_rows, source_files
 from jaxrl_llm.data.sources.hub import is_hub_data
 from jaxrl_llm.data.sources.random_access import RandomAccess, open_records, row_of
 from jaxrl_llm.data.stream import whole_number
-from jaxrl_llm.data.template import Template, columns_of, fill, read_template
+from jaxrl_llm.data.template import Template, fill, read_template, template_columns
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 from jaxrl_llm.utils.storage import is_url, naming_url
 
@@ -127,7 +127,7 @@ def _tell_of_shards(source: str, say: Callable[[str], object]) -> None:
     """Say which shards of a pattern or a folder are missing."""
     if source.startswith(PREFIX) or is_hub_data(source) or is_url(source):
         return
-    found = located(source)
+    found = source_files(source)
     if isinstance(found, list) and (missing := lacking(found)):
         say(f"{source} lacks {missing}, whose rows are not read: fetch what is missing if it should be there")
 
@@ -135,8 +135,8 @@ def _tell_of_shards(source: str, say: Callable[[str], object]) -> None:
 def _rows_of(source: str, limit: int | None) -> Iterator[Row]:
     if not is_hub_data(source):
         with naming_url(source):
-            found = located(source)
-            if isinstance(found, list) and format_of(found[0]) != "array_record":
+            found = source_files(source)
+            if isinstance(found, list) and file_format(found[0]) != "array_record":
                 yield from read_rows(found)
                 return
     records = open_records(source)
@@ -158,7 +158,7 @@ def _listed(raw: Iterable[Row], source: str, finish: _Finish, say: Callable[[str
     return rows
 
 
-def content_of(prompt: Any) -> str:
+def _content_of(prompt: Any) -> str:
     """A canonical text of a prompt, the same for prompts that `without` takes for equal."""
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -178,12 +178,12 @@ def same_prompt(row: Mapping[str, Any]) -> str:
     A string equals a single user message of that string, and leading and trailing white space is ignored. A row that is
     a whole text has no prompt: it is its own.
     """
-    return content_of(whole_text(row) or row["prompt"])
+    return _content_of(whole_text(row) or row["prompt"])
 
 
 def same_row(row: Mapping[str, Any]) -> str:
     """A text that rows share which are equal in all columns, prompts as in `same_prompt`."""
-    return canonical({**row, "prompt": content_of(row["prompt"])})
+    return canonical({**row, "prompt": _content_of(row["prompt"])})
 
 
 def without(rows: Iterable[Row], held_out: Iterable[Row], same: Same = same_prompt) -> list[Row]:
@@ -249,7 +249,7 @@ class _Finish:
             raise InputError(f"{where}: {column!r} is not a valid prompt: {fault}")
         return {**row, **found.answer, "prompt": prompt}
 
-    def found(self, row: Row, where: str) -> Found:
+    def found(self, row: Row, where: str) -> PromptColumns:
         """The prompt of a row before the template, and its answer."""
         for name in (self.prompt_column, self.answer_column):
             if name is not None and not has(row, name):
@@ -257,7 +257,7 @@ class _Finish:
         if self.template is None:
             return find(row, where, self.prompt_column, self.answer_column)
         # A template says itself which columns are in the prompt.
-        if self.prompt_column is None and "prompt" not in columns_of(self.template):
+        if self.prompt_column is None and "prompt" not in template_columns(self.template):
             found = find({**row, "prompt": ""}, where, "prompt", self.answer_column)
             return found._replace(said=found.said.replace("the column prompt", "prompt_template"))
         return find(row, where, self.prompt_column or prompt_column_of(row, where), self.answer_column)

@@ -43,7 +43,7 @@ def read_template(text: str) -> Template:
     return parts
 
 
-def columns_of(template: Template) -> set[str]:
+def template_columns(template: Template) -> set[str]:
     """The columns that a template names."""
     return {_column(name) for _, name, _, _ in template if name is not None}
 

@@ -25,7 +25,7 @@ from jaxrl_llm.core.arguments.checks import checked
 from jaxrl_llm.core.arguments.ranges import Count, Seconds
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.copies import deep_copy
-from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite, flag
+from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite, yes_or_no
 from jaxrl_llm.environments.tools.base import SECONDS, Tool, Toolbox, result_text
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 from jaxrl_llm.utils.threads import called, in_thread
@@ -227,7 +227,10 @@ class OfSteps(_Adapter):
             reward, self._score = float(found[1] or 0) - self._score, float(found[1] or 0)
         else:  # some give None for a turn that has no reward
             reward = 0.0 if found[1] is None else float(found[1])
-        done, cut = flag(found[2], "done of its step"), len(found) == 5 and flag(found[3], "truncated of its step")
+        done, cut = (
+            yes_or_no(found[2], "done of its step"),
+            len(found) == 5 and yes_or_no(found[3], "truncated of its step"),
+        )
         return Observation(_user("" if done else _told(found[0], "step")), reward, done, cut)
 
     async def close(self) -> None:

@@ -37,7 +37,7 @@ class TextGame:
 
     def step(self, reply: Reply) -> Observation:
         """What the next player knows, after a reply."""
-        return self._at(self.node.children[action_in(text_of(reply), self.node.actions[:-1])])
+        return self._at(self.node.children[action_in(reply_text(reply), self.node.actions[:-1])])
 
     def close(self) -> list[float]:
         """The payoffs, 0 of a game that was cut off."""
@@ -56,7 +56,7 @@ class TextGame:
         return information
 
 
-def text_of(reply: Reply) -> str:
+def reply_text(reply: Reply) -> str:
     """What a reply says, without spaces around it."""
     return str(reply.message.get("content") or "").strip()
 
@@ -97,14 +97,14 @@ class TalkGame(TextGame):
         """What the next player knows, after a reply."""
         if SAYING.fullmatch(name := self.node.actions[0]) is None:
             return super().step(reply)
-        self.said[name] = text_of(reply)
+        self.said[name] = reply_text(reply)
         return self._at(self.node.children[0])
 
     def _told(self, information: str) -> str:
-        return told(information, self.said)
+        return with_sayings(information, self.said)
 
 
-def told(information: str, said: Mapping[str, str]) -> str:
+def with_sayings(information: str, said: Mapping[str, str]) -> str:
     """The name of an information set, or a message, with texts in place of the names of `sayings`.
 
     >>> told("the adviser says <1.0>", {"<1.0>": "Go left."})

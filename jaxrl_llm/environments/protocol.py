@@ -62,7 +62,7 @@ def finite(value: Any, name: str) -> float:
     return found
 
 
-def flag(value: Any, name: str) -> bool:
+def yes_or_no(value: Any, name: str) -> bool:
     """A yes or no of that name which an environment gave. RuntimeError for anything but booleans, 0 and 1.
 
     >>> flag(0, "done"), flag(True, "done")

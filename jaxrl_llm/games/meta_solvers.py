@@ -57,7 +57,7 @@ def regret_matching_mixture(rounds: Count = 1000) -> MetaSolver:
     def solve(payoffs: Array, iteration: Array | int) -> Array:
         def one(t: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             regrets, total = carry
-            x = matched(regrets)
+            x = _matched(regrets)
             u = payoffs @ x
             return jnp.maximum(regrets + u - x @ u, 0), total + (t + 1) * x
 
@@ -104,7 +104,7 @@ def shor(
     return solve
 
 
-def matched(regrets: Array) -> Array:
+def _matched(regrets: Array) -> Array:
     """f32[K]: in proportion to the positive regrets f32[K]; uniform where there is none."""
     positive = jnp.maximum(regrets, 0.0)
     total = jnp.sum(positive)
@@ -113,7 +113,7 @@ def matched(regrets: Array) -> Array:
 
 def hybrid(u: Array, regrets: Array, share: Array | float, temperature: Array | float) -> Array:
     """f32[K]: (1 - share) matched(regrets) + share softmax(u / temperature), of payoffs u f32[K]."""
-    return (1 - share) * matched(regrets) + share * jax.nn.softmax(u / temperature)
+    return (1 - share) * _matched(regrets) + share * jax.nn.softmax(u / temperature)
 
 
 class Population(NamedTuple):

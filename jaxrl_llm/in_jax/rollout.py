@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.shapes import INTEGERS, check_array
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.in_jax.settings import LabSettings, make_policy
-from jaxrl_llm.in_jax.tasks.task import Environment, Played, Task, final_scores, observed, play
+from jaxrl_llm.in_jax.tasks.task import Environment, Played, Task, final_scores, play, told_rewards
 from jaxrl_llm.models.by_row import with_members
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.forward import empty_cache
@@ -26,7 +26,7 @@ from jaxrl_llm.rewards.specs import GIVEN
 
 def roll_out(
     policy: Policy, params: Params, task: Task, prompts: Array, key: Array, group_size: int = 1, greedy: bool = False
-) -> Completions:
+) -> _Completions:
     """Continue each of the prompts int32[n, P] `group_size` times, each in a row; rows of a prompt are adjacent.
 
     The prompt goes through the model token by token too, so that the decoder is compiled only once. Always
@@ -38,12 +38,12 @@ def roll_out(
     P, T = task.prompt_length, task.completion_length
     prompts = jnp.repeat(prompts, group_size, axis=0)
     if task.environment is not None:
-        return converse(policy, params, task, prompts, key, greedy)[0]
+        return _converse(policy, params, task, prompts, key, greedy)[0]
     N = prompts.shape[0]
     cache = empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, isinstance(params["layers"], dict))
     ones = jnp.ones((N, 1), jnp.int32)
 
-    def advance(carry: tuple[Any, Array, Array, Any], at: tuple[Array, Array, Array]) -> tuple[Any, Completions]:
+    def advance(carry: tuple[Any, Array, Array, Any], at: tuple[Array, Array, Array]) -> tuple[Any, _Completions]:
         cache, newest, done, said = carry
         place, given, key = at
         hidden, cache = policy.forward(params, newest[:, None], jnp.full((N, 1), place), ones, cache)
@@ -58,7 +58,7 @@ def roll_out(
             said = jnp.where(jnp.arange(T) == place - (P - 1), token[:, None], said)
         logp = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
         entropy = -jnp.sum(jnp.exp(logits) * logits, axis=-1)
-        drawn = Completions(token, acts, ~done, jnp.where(acts, logp, 0.0), jnp.where(acts, entropy, 0.0))
+        drawn = _Completions(token, acts, ~done, jnp.where(acts, logp, 0.0), jnp.where(acts, entropy, 0.0))
         in_prompt = place < P - 1
         done = jnp.where(in_prompt, False, done | (token == task.end))
         return (cache, jnp.where(in_prompt, given, token), done, said), drawn
@@ -95,7 +95,7 @@ def sample_batch(
     components, reward = jax.vmap(task.score)(repeated, drawn.tokens)
     if task.observe is not None:
         info["true_reward"] = reward
-    components, reward = observed(task, jax.random.fold_in(key, 2), components, reward)
+    components, reward = told_rewards(task, jax.random.fold_in(key, 2), components, reward)
 
     turn = jnp.zeros(drawn.tokens.shape, jnp.int32)
     if task.given is not None:  # the environment's tokens part one turn from the next
@@ -118,7 +118,7 @@ def given_pairs(task: Task, key: Array, step: Array | int, prompts: int) -> Traj
     ends = said == task.end
     before_end = jnp.cumsum(ends, axis=1) - ends == 0  # the first end counts
     zeros = jnp.zeros(said.shape)
-    given = Completions(said, before_end, before_end, zeros, zeros)
+    given = _Completions(said, before_end, before_end, zeros, zeros)
     scores: dict[str, Any] = {"rewards": {GIVEN: reward}, "reward": reward, "truncated": jnp.zeros(2 * prompts, bool)}
     return batch_of(task, jnp.repeat(shown, 2, axis=0), given, zeros, step, 2, **scores).replace(entropy=None)
 
@@ -137,7 +137,7 @@ def greedy_reward(policy: Policy, params: Params, task: Task, prompts: Array, ke
         return greedy_return(policy, params, task, task.environment, prompts, key)
     drawn = roll_out(policy, params, task, prompts, jax.random.key(0), greedy=True)
     components, reward = jax.vmap(task.score)(prompts, drawn.tokens)
-    return reward if key is None else observed(task, key, components, reward)[1]
+    return reward if key is None else told_rewards(task, key, components, reward)[1]
 
 
 def evaluate_task(
@@ -157,9 +157,9 @@ def _evaluate(policy: Policy, params: Params, task: Task, key: Array, prompts: i
     return {"reward": batch.need("reward"), **(batch.rewards or {})}
 
 
-def converse(
+def _converse(
     policy: Policy, params: Params, task: Task, prompts: Array, key: Array, greedy: bool = False
-) -> tuple[Completions, Played]:
+) -> tuple[_Completions, Played]:
     """An episode of each prompt int32[N, P + H]: the cache goes on over turns, and observations go through the model as
     given tokens."""
     P, T, environment = task.prompt_length, task.completion_length, task.environment
@@ -194,7 +194,7 @@ def converse(
     first = P - 1 + length * jnp.arange(K)
     played = play(environment, prompts, task.end, act, (cache, shown[:, -1]), (first, keys))
     logp, entropy = (jnp.where(played.acted, x.reshape(T, N).T, 0.0) for x in played.kept)
-    return Completions(played.tokens, played.acted, played.real, logp, entropy), played
+    return _Completions(played.tokens, played.acted, played.real, logp, entropy), played
 
 
 def sample_episodes(
@@ -210,12 +210,12 @@ def sample_episodes(
     for_prompts, for_tokens = jax.random.split(key)
     fresh = jax.vmap(task.sample)(jax.random.split(for_prompts, prompts))
     repeated = jnp.repeat(fresh, group_size, axis=0)
-    drawn, played = converse(policy, params, task, repeated, for_tokens)
+    drawn, played = _converse(policy, params, task, repeated, for_tokens)
     N = repeated.shape[0]
     components, final = final_scores(environment, played)
     of_turns = jnp.sum(played.rewards, axis=1)
     total = final + of_turns
-    components, final = observed(task, jax.random.fold_in(key, 2), components, final)
+    components, final = told_rewards(task, jax.random.fold_in(key, 2), components, final)
     zeros = jnp.zeros(N)
     info = {"true_reward": total, "episode": jnp.arange(N) % group_size + zeros, "first_turn": zeros}
     if environment.calls is not None:
@@ -238,7 +238,7 @@ def sample_episodes(
 
 
 def batch_of(
-    task: Task, prompts: Array, drawn: Completions, turn: Array, step: Array | int, group_size: int, **scores: Any
+    task: Task, prompts: Array, drawn: _Completions, turn: Array, step: Array | int, group_size: int, **scores: Any
 ) -> Trajectories:
     """The batch of completions [N, T] of prompts int32[N, P + H], as groups of adjacent rows: [N, L].
 
@@ -269,14 +269,14 @@ def greedy_return(
     policy: Policy, params: Params, task: Task, environment: Environment, prompts: Array, key: Array | None = None
 ) -> Array:
     """f32[n]: the return of the most probable replies (token by token) to each prompt; key: see `greedy_reward`."""
-    _, played = converse(policy, params, task, prompts, jax.random.key(0), greedy=True)
+    _, played = _converse(policy, params, task, prompts, jax.random.key(0), greedy=True)
     components, final = final_scores(environment, played)
     if key is not None:
-        final = observed(task, key, components, final)[1]
+        final = told_rewards(task, key, components, final)[1]
     return final + jnp.sum(played.rewards, axis=1)
 
 
-class Completions(NamedTuple):
+class _Completions(NamedTuple):
     """Of N prompts, a row for each completion."""
 
     tokens: Array  # int32[N, T], the end token from its first place on

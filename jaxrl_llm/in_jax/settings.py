@@ -66,7 +66,7 @@ class LabSettings:
 DEFAULTS = LabSettings()
 
 
-def check_settings(settings: LabSettings) -> None:
+def check_lab_settings(settings: LabSettings) -> None:
     """InputError for a number that is not whole, out of its range, or does not fit another."""
     if not isinstance(settings, LabSettings):
         raise InputError(f"settings must be in_jax.train.LabSettings, but is {in_words(settings)}")
@@ -105,7 +105,7 @@ def fresh_params(key: Array, task: Task, settings: LabSettings) -> Params:
     return unstack(init_params(key, config, scale=settings.hidden**-0.5), config)
 
 
-def make_optimizer(settings: LabSettings, rate: Array | float) -> optax.GradientTransformation:
+def lab_optimizer(settings: LabSettings, rate: Array | float) -> optax.GradientTransformation:
     """Adam with a bound on the norm of the gradient. The critic's own weights learn `critic_rate` times as fast."""
     steps = [optax.clip_by_global_norm(settings.max_grad_norm), optax.adam(rate)]
     if settings.critic_rate != 1:
@@ -117,7 +117,7 @@ EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before
 PAIRS = frozenset({"chosen", "rejected"})  # columns of a data set that `Task.pairs` stands for
 
 
-def provided(task: Task) -> frozenset[str]:
+def task_provides(task: Task) -> frozenset[str]:
     """What runs on a task provide of the needs that only some runs provide."""
     found = {"greedy_reward"} | (set(MEMBERS) if task.environment is None else set())
     if task.given is not None or task.environment is not None:
@@ -141,7 +141,7 @@ def trains_on_pairs(method: Algorithm, task: Task) -> bool:
     return task.pairs is not None and rollout is not None and rollout.demands.given and {*rollout.columns} == PAIRS
 
 
-def experience_of(method: Algorithm, task: Task) -> set[str]:
+def unsupported_parts(method: Algorithm, task: Task) -> set[str]:
     """Which of rollout, curriculum and replay a method names, that the task does not have."""
     rollout = method.rollout
     if trains_on_pairs(method, task) or population_of(method, task) is not None:

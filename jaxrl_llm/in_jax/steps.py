@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.checks import check_count
-from jaxrl_llm.learner.microbatches import Steps, take
+from jaxrl_llm.learner.microbatches import Steps, take_rows
 from jaxrl_llm.models.checks import check_key
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.utils.errors import InputError
@@ -46,5 +46,5 @@ def draw_steps(
         units = rows.reshape(-1, group_size)
         rows = jax.vmap(lambda key: jax.random.permutation(key, units))(jax.random.split(key, epochs))
     rows = rows.reshape(epochs * minibatches, -1)
-    packings = None if packing is None else jax.vmap(lambda chosen: packing(take(batch, chosen)))(rows)
+    packings = None if packing is None else jax.vmap(lambda chosen: packing(take_rows(batch, chosen)))(rows)
     return jax.tree.map(lambda x: x.reshape(epochs, minibatches, 1, *x.shape[1:]), Steps(rows, packings))

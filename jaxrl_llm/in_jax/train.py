@@ -35,16 +35,16 @@ from jaxrl_llm.in_jax.settings import (
     EXPERIENCE,
     LabSettings,
     by_turn,
+    check_lab_settings,
     check_lone,
     check_losses,
-    check_settings,
-    experience_of,
     fresh_params,
-    make_optimizer,
+    lab_optimizer,
     make_policy,
     population_of,
-    provided,
+    task_provides,
     trains_on_pairs,
+    unsupported_parts,
 )
 from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import Task
@@ -120,14 +120,14 @@ def make_train(
     another key, number or start, or where a method needs what the laboratory does not provide.
     """
     expect("task", task, Task)
-    check_settings(settings)
+    check_lab_settings(settings)
     make = build_of(algorithm)
     experience = EXPERIENCE & {*names_in(without)}
     without = tuple(name for name in names_in(without) if name not in EXPERIENCE)
     if isinstance(algorithm, str) and algorithm in CATALOGUE:
-        check = partial(check_whole, algorithm, without=without, provided=provided(task), option="without={!r}")
+        check = partial(check_whole, algorithm, without=without, provided=task_provides(task), option="without={!r}")
     else:
-        check = partial(check_needs, provided={*provided(task), *names_in(without)})
+        check = partial(check_needs, provided={*task_provides(task), *names_in(without)})
     # Minibatches are whole groups, which share their prompts; without, that costs more to compile than it saves.
     packing = None if settings.minibatches == 1 else partial(
         shared_prompts, prompt_length=task.prompt_length, completion_length=task.completion_length,
@@ -139,7 +139,7 @@ def make_train(
         given = {**fixed, **traced}
         method = build(make, settings, task, given)
         check(method.needs)
-        if own := sorted(experience_of(method, task) - experience):
+        if own := sorted(unsupported_parts(method, task) - experience):
             raise InputError(
                 f"this method has a {own[0]} of its own, and the laboratory only groups of the task's prompts: train "
                 f"it with a run, or without={','.join([*without, *own])!r}"
@@ -153,7 +153,7 @@ def make_train(
                 raise InputError(f"the laboratory has causal language models, and this method {what}: use a run")
         if method.phases is not None:
             raise InputError("the laboratory updates all turns at once, and this method one after the other: use a run")
-        optimizer = make_optimizer(settings, given.get("learning_rate", settings.learning_rate))
+        optimizer = lab_optimizer(settings, given.get("learning_rate", settings.learning_rate))
         if method.outer is not None:
             optimizer = method.outer.around(optimizer, settings.epochs * settings.minibatches)
         for_params, for_steps = jax.random.split(key)

@@ -61,7 +61,7 @@ def check_learning(policy: Any, params: Any, frozen: Any = None) -> None:
     check_params(policy, combine(frozen, params))
 
 
-def check_moments(optimizer: optax.GradientTransformation, state: Any, params: Params) -> None:
+def check_state(optimizer: optax.GradientTransformation, state: Any, params: Params) -> None:
     """An optimiser's state has the structure and shapes of one for these parameters."""
     expected = jax.eval_shape(optimizer.init, params)
     form: Any = jax.tree.structure(expected)
@@ -73,7 +73,7 @@ def check_moments(optimizer: optax.GradientTransformation, state: Any, params: P
         )
 
 
-def check_tokens(policy: Any, batch: Trajectories) -> None:
+def _check_tokens(policy: Any, batch: Trajectories) -> None:
     """Real tokens are of the vocabulary; traced ones are not known."""
     if not (known(batch.tokens) and known(batch.token_mask)):
         return
@@ -97,7 +97,7 @@ def check_rows(policy: Any, batch: Any) -> None:
     """A policy, and a batch of its tokens."""
     check_policy(policy)
     check_batch(batch)
-    check_tokens(policy, batch)
+    _check_tokens(policy, batch)
 
 
 def check_finite(name: str, values: Any, mask: Any) -> None:
@@ -112,7 +112,7 @@ def check_finite(name: str, values: Any, mask: Any) -> None:
         )
 
 
-def check_provided(batch: Trajectories, needs: Iterable[str]) -> None:
+def check_batch_provides(batch: Trajectories, needs: Iterable[str]) -> None:
     """InputError where a batch, on the host, lacks what its source should have provided; one without actions may."""
     if not np.any(batch.action_mask):  # every rollout of the step failed
         return

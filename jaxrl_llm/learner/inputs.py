@@ -5,7 +5,7 @@ from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.checks import check_alive, check_others, check_rows
 from jaxrl_llm.learner.microbatches import Steps, check_steps
-from jaxrl_llm.learner.outputs import Models
+from jaxrl_llm.learner.outputs import LearnerModels
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.outputs import wanted_of, wanted_of_teacher
@@ -53,7 +53,9 @@ def provide(
     wanted = wanted_of(needs)
     if record_experts:
         wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)
-    found = Models(policy, params, reference, previous, target, teacher, batch, steps, wanted, wanted_of_teacher(needs))
+    found = LearnerModels(
+        policy, params, reference, previous, target, teacher, batch, steps, wanted, wanted_of_teacher(needs)
+    )
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:

@@ -16,7 +16,7 @@ from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.learner.checks import check_count, known, mark_of
-from jaxrl_llm.learner.packing import pack
+from jaxrl_llm.learner.packing import pack_rows
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.layers.packed_attention import lanes
 from jaxrl_llm.models.mesh_axes import ROWS, SAMPLED_ROWS, axes_of, row_shards, token_shards
@@ -109,7 +109,7 @@ def plan_steps(
             # In the batch's order, so that a single slice is the batch as it is.
             slices += [units[np.sort(slice_)].reshape(-1) for slice_ in dealt.T]
     taken: Any = np.stack(slices).astype(np.int32)
-    packing = pack(here, slices, row_shards(mesh), token_shards(mesh), lanes(mesh), runs)
+    packing = pack_rows(here, slices, row_shards(mesh), token_shards(mesh), lanes(mesh), runs)
 
     def arranged(x: np.ndarray) -> Any:
         x = x.reshape(-1, minibatches, micro_batches, *x.shape[1:])
@@ -149,7 +149,7 @@ def check_steps(steps: Any, batch: Trajectories) -> None:
             raise InputError("the steps were planned for a batch of other tokens: plan them for this batch")
 
 
-def filled(steps: Steps) -> float:
+def filled_share(steps: Steps) -> float:
     """The share of places in packed rows that hold a token, 0 to 1. steps: planned, so that they are packed."""
     if steps.packing is None:
         raise InputError("these steps are not packed: plan them with plan_steps(batch, ...)")
@@ -157,7 +157,7 @@ def filled(steps: Steps) -> float:
     return sum(int(x.sum()) for x in held) / sum(x.size for x in held)
 
 
-def take(batch: Trajectories, rows: jax.Array) -> Trajectories:
+def take_rows(batch: Trajectories, rows: jax.Array) -> Trajectories:
     """Some rows of a batch."""
     return map_rows(lambda x: x[rows], batch)
 
@@ -170,7 +170,7 @@ def by_slices(f: Callable[[Trajectories, Packing | None], Any], batch: Trajector
     if steps is None:
         return f(batch, None)
     slices = steps.slices
-    found = jax.lax.map(lambda each: f(take(batch, each.rows), each.packing), slices)
+    found = jax.lax.map(lambda each: f(take_rows(batch, each.rows), each.packing), slices)
     at = slices.rows.reshape(-1)
 
     def put(x: jax.Array) -> jax.Array:

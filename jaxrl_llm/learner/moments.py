@@ -23,7 +23,7 @@ class Bounded(optax.GradientTransformationExtraArgs):
     """
 
 
-def in_place(advance: Callable[[Any, jax.Array | float], Any], old: Any, when: jax.Array, dry: bool = False) -> Any:
+def advanced(advance: Callable[[Any, jax.Array | float], Any], old: Any, when: jax.Array, dry: bool = False) -> Any:
     """`advance(old, 1.0)` where `when` (bool[]), else `old`, in the memory of `old` if that is donated.
 
     dry: `advance(old, 1.0)` as it is.
@@ -89,7 +89,7 @@ def scale_by_adam(
             nu = jax.tree.map(lambda n, g: average(n, jnp.square(scale * g), beta2), state.nu, gradients)
             return optax.ScaleByAdamState(state.count + 1, mu, nu)
 
-        state = in_place(advance, state, jnp.isfinite(norm), dry)
+        state = advanced(advance, state, jnp.isfinite(norm), dry)
         unbias = [1 - beta ** state.count.astype(jnp.float32) for beta in (beta1, beta2)]
 
         return jax.tree.map(lambda m, n: m / unbias[0] / (jnp.sqrt(n / unbias[1]) + epsilon), state.mu, state.nu), state

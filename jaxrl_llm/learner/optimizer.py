@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.learner.moments import Bounded, in_place, scale_by_adam
+from jaxrl_llm.learner.moments import Bounded, advanced, scale_by_adam
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
 from jaxrl_llm.models.parameters import PROJECTIONS
 from jaxrl_llm.models.parameters.table import HEAD, HEAD_MLP, TABLE
@@ -221,7 +221,7 @@ def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) ->
             return jax.tree.map(jnp.add, params32, updates), after
 
         masters = jax.tree.map(lambda p, m: p if m is None else m, params, state.master)
-        new, after = in_place(advance, (masters, state.inner), jnp.isfinite(optax.tree.norm(gradients)), dry)
+        new, after = advanced(advance, (masters, state.inner), jnp.isfinite(optax.tree.norm(gradients)), dry)
         # What, added to the parameter and rounded to its dtype, gives the master rounded to it.
         updates = jax.tree.map(lambda n, p: n.astype(p.dtype).astype(jnp.float32) - p.astype(jnp.float32), new, params)
         return updates, MasterState(jax.tree.map(lambda p, n: n if narrow(p) else None, params, new), after)

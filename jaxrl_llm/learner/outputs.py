@@ -16,7 +16,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.mesh import on_rows, to_device
 from jaxrl_llm.learner.microbatches import Steps, by_slices
-from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers, from_teacher, of_rows, teacher_of, under_teacher
+from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers, by_teacher, from_teacher, teacher_of, under_teacher
 from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.models.outputs import NOTHING, Wanted, distribution_at, policy_outputs, scatter
@@ -66,7 +66,7 @@ _under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teach
 
 
 @dataclass(frozen=True)
-class Models:
+class LearnerModels:
     """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
 
     policy: Policy
@@ -113,7 +113,7 @@ class Models:
     @cached_property
     def teacher(self) -> PolicyOutputs:
         if isinstance(self.of_teacher, Teachers):
-            return of_rows(self.batch.need("teacher"), [self._under(one) for one in self.of_teacher.policies])
+            return by_teacher(self.batch.need("teacher"), [self._under(one) for one in self.of_teacher.policies])
         return self._under(teacher_of(self.policy, self.of_teacher, self.of_reference))
 
     def _under(self, teacher: FrozenPolicy) -> PolicyOutputs:

@@ -80,7 +80,7 @@ def size_of_prefixes(
 ) -> tuple[int, int]:
     """Length and number of the rows for prefixes.
 
-    columns: L of the batch, which no prefix exceeds. multiple: of which the length must be one; chunk: see `pack`.
+    columns: L of the batch, which no prefix exceeds. multiple: of which the length must be one; chunk: see `pack_rows`.
     """
     prefixes = [[rounded_up(trie.prefix, chunk) for trie in part] for part in split]
     longest = max((prefix for part in prefixes for prefix in part), default=1)
@@ -118,7 +118,7 @@ class Assigned(NamedTuple):
 
 
 def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, columns: int, chunk: int = 1) -> Assigned:
-    """Assign the tries of a slice to packed rows. columns: L of the batch; chunk: see `pack`."""
+    """Assign the tries of a slice to packed rows. columns: L of the batch; chunk: see `pack_rows`."""
     tries, number = [], 1
     for trie in part:
         tries.append(number_tokens(trie, suffix_width, columns, number, chunk))
@@ -144,7 +144,7 @@ def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, col
     return Assigned(prefixes, suffixes, np.array(parents, int), np.concatenate(actions))
 
 
-def pack(
+def pack_rows(
     rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1, multiple: int = 1, runs: bool = False
 ) -> Packing:
     """A packing of each slice of the batch's rows, stacked along a first axis: int32[len(slices), ...], on the host.

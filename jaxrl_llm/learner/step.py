@@ -132,7 +132,7 @@ def _learn(
         previous, phase.record_experts, policies.get("target"), learner.teacher,
     )  # fmt: skip
     if "previous" in policies:
-        policies["previous"] = replaced(policies["previous"], state.params)
+        policies["previous"] = _replaced(policies["previous"], state.params)
     if rule is not None and phase.turn is not None and phase.before is not None:
         batch = factor_after(batch, phase.before, np.int32(phase.turn + 1), clip=rule.clip)
     experts = batch.experts  # which no transform reads, nor copies
@@ -148,7 +148,7 @@ def _learn(
     return LearnedBatch(state, memory, batch, steps, metrics, policies)
 
 
-def replaced(previous: Params, params: Params) -> Params:
+def _replaced(previous: Params, params: Params) -> Params:
     """A copy of the parameters, without a critic, in the place of what `previous` takes, so that there is one copy."""
     if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(previous)):  # shapes: programs are only compiled
         return previous

@@ -31,7 +31,7 @@ class Teachers(NamedTuple):
 
 
 @compiled()
-def of_rows(which: jax.Array, found: Sequence[Any]) -> Any:
+def by_teacher(which: jax.Array, found: Sequence[Any]) -> Any:
     """Of trees of arrays [N, ...], one of each teacher, the rows that each row's teacher gave; which int32[N]."""
 
     def chosen(first: jax.Array, *others: jax.Array) -> jax.Array:

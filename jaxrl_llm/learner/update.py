@@ -14,9 +14,9 @@ from jaxrl_llm.core.trajectory import SAMPLED, SHARED, PolicyOutputs, Trajectori
 from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.sharding import fully_sharded
-from jaxrl_llm.learner.checks import check_alive, check_learning, check_moments, check_optimizer_kind, check_rows
-from jaxrl_llm.learner.microbatches import Slices, Steps, check_steps, take
-from jaxrl_llm.learner.moments import bounded, in_place, stays_finite, with_moments
+from jaxrl_llm.learner.checks import check_alive, check_learning, check_optimizer_kind, check_rows, check_state
+from jaxrl_llm.learner.microbatches import Slices, Steps, check_steps, take_rows
+from jaxrl_llm.learner.moments import advanced, bounded, stays_finite, with_moments
 from jaxrl_llm.learner.router_balance import (
     RouterBalance,
     balanced,
@@ -65,7 +65,7 @@ def gradient(
         raise InputError(f"slices is {in_words(slices)}, but must be Slices, such as plan_steps(batch).slices")
     check_learning(policy, params, frozen)
     count = 1 if slices is None else slices.rows.shape[0]
-    batch = with_totals(batch if slices is None else take(batch, slices.rows.reshape(-1)))
+    batch = with_totals(batch if slices is None else take_rows(batch, slices.rows.reshape(-1)))
     wanted = wanted_of(objective.needs, DURING_UPDATE)
     alone = count == 1 or (slices is not None and slices.together and objective.by_groups)
     if balance is not None:
@@ -170,7 +170,7 @@ def update(
     check_learning(policy, state.params, frozen)
     if only is not None and only not in state.params:
         raise unknown("entry of the parameters", only, state.params)
-    check_moments(optimizer, state.optimizer, state.params)
+    check_state(optimizer, state.optimizer, state.params)
     balance = None if only is not None else balance
     if balance is not None:
         check_balance(balance, policy.config, frozen=bool({*(frozen or ())} - {"other", "teacher"}))
@@ -197,7 +197,7 @@ def update(
                 params = with_bias_steps(params, load, policy.config, balance.bias_speed)
             return TrainState(params, moments, state.step + 1)
 
-        state = in_place(advance, state, finite)
+        state = advanced(advance, state, finite)
         if policy.mesh is not None and {FSDP, EXPERT, TENSOR} & set(policy.mesh.shape):
             state = jax.lax.with_sharding_constraint(state, fully_sharded(state, policy.config, policy.mesh))
         return state, {**metrics, "grad_norm": norm, "finite": finite.astype(jnp.float32)}

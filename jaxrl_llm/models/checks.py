@@ -69,7 +69,7 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_
     check_policy(policy)
     if not isinstance(params, Mapping):
         raise InputError(
-            f"the parameters are {kind_of(params)}, but must be a dictionary of arrays, the second that load_policy "
+            f"the parameters are {_kind_of(params)}, but must be a dictionary of arrays, the second that load_policy "
             "gives"
         )
     _decoder(params, policy.config, "", extra=("critic", "other", "teacher", "moments"))
@@ -122,7 +122,7 @@ def _decoder(
 def _layer(found: Any, shapes: dict[str, Shape], lead: Shape, config: ModelConfig, prefix: str) -> None:
     """One layer's dictionary, or, with its axis in `lead`, that of all."""
     if not isinstance(found, Mapping):
-        raise InputError(f"the parameter {prefix[:-1]} is {kind_of(found)}, but must be a dictionary of arrays")
+        raise InputError(f"the parameter {prefix[:-1]} is {_kind_of(found)}, but must be a dictionary of arrays")
     wanted = {name: lead + shape for name, shape in shapes.items()}
     adapted = [weight for weight in adapted_weights(config).values() if "layers" in weight.axes]
     _arrays(found, wanted | _adapters(found, adapted, config, lead), prefix)
@@ -145,7 +145,9 @@ def _section(params: Mapping[str, Any], name: str, prefix: str) -> Mapping[str, 
     if name not in params:
         raise InputError(f"the parameters lack {prefix}{name}: they are not this policy's")
     if not isinstance(params[name], Mapping):
-        raise InputError(f"the parameter {prefix}{name} is {kind_of(params[name])}, but must be a dictionary of arrays")
+        raise InputError(
+            f"the parameter {prefix}{name} is {_kind_of(params[name])}, but must be a dictionary of arrays"
+        )
     return dict(params[name])
 
 
@@ -156,7 +158,7 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
             raise InputError(f"the parameters lack {prefix}{name}: they are not this policy's")
         array, rounded = found[name], is_rounded(found[name])
         if not rounded and not is_array(array):
-            raise InputError(f"the parameter {prefix}{name} is {kind_of(array)}, but must be an array")
+            raise InputError(f"the parameter {prefix}{name} is {_kind_of(array)}, but must be an array")
         if tuple(array.shape) != shape if rounded else not has_shape(array, shape):
             raise InputError(
                 f"the parameter {prefix}{name} has shape {tuple(array.shape)}, but the policy's configuration implies "
@@ -174,9 +176,9 @@ def check_key(key: Any) -> None:
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if not ((typed and shape == ()) or (dtype == jnp.uint32 and shape == (2,))):
-        raise InputError(f"the key is {kind_of(key)}, but must be one random key: jax.random.key(0)")
+        raise InputError(f"the key is {_kind_of(key)}, but must be one random key: jax.random.key(0)")
 
 
-def kind_of(value: Any) -> str:
+def _kind_of(value: Any) -> str:
     """What something that is no array is, in a few words, without its contents where these are many."""
     return shown(value) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"

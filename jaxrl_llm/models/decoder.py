@@ -15,10 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.soft_thinking import Mixture
+from jaxrl_llm.core.soft_thinking import Mixed
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Attend, norm
-from jaxrl_llm.models.layers.layer import Given, Settings, run_layer
+from jaxrl_llm.models.layers.layer import LayerInputs, PassSettings, run_layer
 from jaxrl_llm.models.layers.parts import Rotations, accumulation_dtype, ropes_of_kind, rotations_of
 from jaxrl_llm.models.layers.projections import linear, project, scaled_low_rank
 from jaxrl_llm.models.layers.recurrent import Flow
@@ -50,7 +50,7 @@ def run(
     absorbed: bool = False,
     again: Callable[[Any, Any], Any] = lambda given, after: given,
     flow: Flow | None = None,
-    mixed: Mixture | None = None,
+    mixed: Mixed | None = None,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and the layers' memory as `attend` leaves it.
 
@@ -68,7 +68,7 @@ def run(
     x = placement.states(embed(params, config, tokens, dtype, mixed).astype(activations or dtype), False)
     rotations = rotations or rotations_of(config, positions, accumulation_dtype(dtype))
     layers, inputs = params["layers"], layer_inputs(params, config, tokens, x, dtype)
-    settings = Settings(config, attend, flow, placement, dtype, rounding, record, absorbed, counted)
+    settings = PassSettings(config, attend, flow, placement, dtype, rounding, record, absorbed, counted)
     keep: Any = None
     if remat or placement.gathers:
         keep = remat if callable(remat) else None if remat else all_but_weights
@@ -83,7 +83,7 @@ def run(
 
 
 def _unrolled(
-    config: ModelConfig, settings: Settings, wrap: Any, layers: tuple[Params, ...], x: jax.Array, memory: Any,
+    config: ModelConfig, settings: PassSettings, wrap: Any, layers: tuple[Params, ...], x: jax.Array, memory: Any,
     rotations: tuple[Rotations, ...], inputs: jax.Array | None, experts: jax.Array | None, again: Any,
 ) -> tuple[jax.Array, Any]:  # fmt: skip
     memories = (None,) * len(layers) if memory is None else memory
@@ -101,7 +101,7 @@ def _unrolled(
             source, keys = latest[own.keys_of]
         got = memories[number] if source == number else again(memories[source], after[source])
         marks, own_inputs = (None if y is None else y[:, :, number] for y in (experts, inputs))
-        given = Given(got, marks, own_inputs, keys)
+        given = LayerInputs(got, marks, own_inputs, keys)
         rope = ropes[kind].index(config.rope_of_layer[number])
         x, left = layer_runs[kind](x, layer, config.window_of_layer[number], rope, rotations[kind], given)
         if config.kinds and source == number:
@@ -120,13 +120,13 @@ def _moved(layers: Any, axis: int) -> Any:
     return jax.tree.map(lambda y: jnp.moveaxis(y, 0, axis), layers)
 
 
-def _with_routing(settings: Settings, memory: Any, each: Callable[[int], Any]) -> Any:
+def _with_routing(settings: PassSettings, memory: Any, each: Callable[[int], Any]) -> Any:
     """The memory of layers, with what all routers leave where it is asked for. each: this, the layers at an axis."""
     return (memory, each(2 if settings.record else 0)) if settings.record or settings.counted is not None else memory
 
 
 def _scanned(
-    config: ModelConfig, settings: Settings, wrap: Any, layers: Params, x: jax.Array, memory: Any,
+    config: ModelConfig, settings: PassSettings, wrap: Any, layers: Params, x: jax.Array, memory: Any,
     rotations: tuple[Rotations, ...], inputs: jax.Array | None, experts: jax.Array | None,
 ) -> tuple[jax.Array, Any]:  # fmt: skip
     latest: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def _over(
 
 
 def _pattern(
-    config: ModelConfig, settings: Settings, wrap: Any, block: Block, rotations: tuple[Rotations, ...],
+    config: ModelConfig, settings: PassSettings, wrap: Any, block: Block, rotations: tuple[Rotations, ...],
     carry: tuple[jax.Array, dict[str, Any]], over: Any,
 ) -> tuple[tuple[jax.Array, dict[str, Any]], list[Any]]:  # fmt: skip
     """The layers of one turn of a block. The carry: states, and the latest keys and values that others attend to."""
@@ -189,7 +189,7 @@ def _pattern(
             each = jax.tree.map(lambda y, i=position: y[i], each)
         number, own_memory, marks, own_inputs = each
         window, rope = _window_and_rope(config, block, position, number)
-        given = Given(own_memory, marks, own_inputs, latest.get(own.keys_of))
+        given = LayerInputs(own_memory, marks, own_inputs, latest.get(own.keys_of))
         alone = block.pattern.count(kind) == 1
         run = wrap(partial(_run_layer_at, place=None if alone else place, config=own, settings=settings))
         x, found = run(x, weights[kind], window, rope, rotations[kind], given)
@@ -201,8 +201,8 @@ def _pattern(
 
 
 def _run_layer_at(
-    x: jax.Array, of_kind: Params, window: Any, rope: Any, rotations: Rotations, given: Given,
-    place: int | None, config: ModelConfig, settings: Settings,
+    x: jax.Array, of_kind: Params, window: Any, rope: Any, rotations: Rotations, given: LayerInputs,
+    place: int | None, config: ModelConfig, settings: PassSettings,
 ) -> Any:  # fmt: skip
     """`run_layer` of one of several layers of a kind, which lie one after another; place None: of one that is alone.
 
@@ -236,9 +236,7 @@ def _none_yet(config: ModelConfig, block: Block, x: jax.Array) -> dict[str, Any]
 
 
 @jax.named_scope("embedding")
-def embed(
-    params: Params, config: ModelConfig, tokens: jax.Array, dtype: Any, mixed: Mixture | None = None
-) -> jax.Array:
+def embed(params: Params, config: ModelConfig, tokens: jax.Array, dtype: Any, mixed: Mixed | None = None) -> jax.Array:
     """The states [N, L, D] that tokens int32[N, L] begin with.
 
     mixed: [N, L, K] each, what stands in place of a token where its weights are not all 0.

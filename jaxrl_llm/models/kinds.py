@@ -111,7 +111,7 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if isinstance(error, KeyError | AttributeError | TypeError) else text[:300]
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds; InputError where it cannot be read, or holds something else."""
     try:
         return read_object(path)

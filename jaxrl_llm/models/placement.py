@@ -148,7 +148,7 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     return Placement(states, flat, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), gathers)
 
 
-def in_place(config: ModelConfig, mesh: Mesh | None) -> Placement:
+def sampler_placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     """Placement of the sampler: states and weights stay where they are. mesh: tells the kind of the devices."""
     return ANYWHERE._replace(turned=_turned(config, row_axis=SAMPLED_ROWS) if _takes_tpu_kernels(mesh) else None)
 

@@ -88,7 +88,7 @@ def with_mesh(config: TrainConfig, resumed: bool, given: Given | None = None) ->
     return dataclasses.replace(config, mesh=found.mesh, sampling_mesh=found.sampling_mesh), "; ".join(lines)
 
 
-def planned(config: TrainConfig, topology: Topology) -> TrainConfig:
+def with_chosen_meshes(config: TrainConfig, topology: Topology) -> TrainConfig:
     """The configuration with the meshes that a new run on these devices would choose; those that it names stay."""
     if len(topology.devices) == 1 or topology.platform == "cpu" or (config.mesh and config.sampling_mesh):
         return config

@@ -24,7 +24,7 @@ from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, SEQUENCE, TENSOR, row_shard
 from jaxrl_llm.plan.full_batch import as_trained
 from jaxrl_llm.plan.models import model_bytes, teacher_models
 from jaxrl_llm.plan.program.cost import Cost
-from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, pair_operations, reduced_bytes
+from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, matrix_sizes, pair_operations, reduced_bytes
 from jaxrl_llm.plan.shapes import RunShapes, StateShapes, bytes_on_a_device
 from jaxrl_llm.training.config import TrainConfig
 
@@ -33,7 +33,7 @@ from jaxrl_llm.training.config import TrainConfig
 HIDDEN, INNER, HEADS, LOGITS = 12, 6, 6, 1
 
 
-class Held(NamedTuple):
+class HeldBytes(NamedTuple):
     """Bytes on a device of what a run keeps there, and numbers of parameters there."""
 
     parameters: int
@@ -63,7 +63,7 @@ class Arithmetic(NamedTuple):
         return sum(self.held.values()) + max(sum(parts.values()) for parts in self.phases.values())
 
 
-def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = "device") -> Held:
+def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = "device") -> HeldBytes:
     """What is kept on each device of a mesh, exactly."""
     model, state = shapes.policy.config, shapes.state
 
@@ -75,7 +75,7 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
 
         return bytes_on_a_device(jax.tree.map(placed, tree, places))
 
-    return Held(
+    return HeldBytes(
         on_a_device(state.params),
         on_a_device(shapes.frozen),
         on_a_device(state.optimizer) + on_a_device(state.step),
@@ -87,7 +87,7 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
 
 
 def arithmetic(
-    config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: Held,
+    config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: HeldBytes,
     sampling: Sampling, ratio: float = 1.0,
 ) -> Arithmetic:  # fmt: skip
     """The plan of a configuration on a mesh.
@@ -123,7 +123,7 @@ def slice_tokens(config: TrainConfig, shards: int) -> int:
 
 
 def update_temporaries(
-    config: TrainConfig, model: ModelConfig, held: Held, tokens: int, mesh: AbstractMesh, item: int
+    config: TrainConfig, model: ModelConfig, held: HeldBytes, tokens: int, mesh: AbstractMesh, item: int
 ) -> int:  # fmt: skip
     """Bytes on a device: gradients and their sums, what is saved of each layer, and one layer's backward pass.
 
@@ -145,7 +145,7 @@ def update_temporaries(
         saved = model.num_layers * states * item
     keys = config.max_prompt_tokens + config.max_new_tokens
     logits = LOGITS * min(4 * tokens * keys * model.num_heads / tensor, 4 * max(MAX_LOGITS, tokens * 128))
-    others, experts = model_weights(model)
+    others, experts = matrix_sizes(model)
     layer = (others + experts / expert) / model.num_layers / tensor * item
     exchanged = 2 * (expert - 1) * D * item  # of the other devices' tokens, and what they get back
     vocabulary = model.vocab_size * D * item / tensor
@@ -153,7 +153,7 @@ def update_temporaries(
 
 
 def learning_costs_of(
-    config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: Held
+    config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: HeldBytes
 ) -> dict[str, Cost]:
     """Operations, bytes and collectives of each program of learning on a device. The update makes three passes, four
     where layers are recomputed."""
@@ -183,7 +183,7 @@ def passes_of(config: TrainConfig, model: ModelConfig, mesh: AbstractMesh) -> Ca
     fsdp, expert, sequence, tensor = (mesh.shape.get(axis, 1) for axis in (FSDP, EXPERT, SEQUENCE, TENSOR))
     P, T, G, prompts = config.max_prompt_tokens, config.max_new_tokens, config.group_size, config.prompts_per_step
     item, D, n = jnp.dtype(config.dtype).itemsize, model.hidden_size, model.num_layers
-    (others, experts), active = model_weights(model), active_weights(model)
+    (others, experts), active = matrix_sizes(model), active_weights(model)
     pair, head = pair_operations(model), 2 * D * model.vocab_size
     padded = -(-prompts // shards) * shards / prompts  # devices without a prompt of their own wait
     forward = padded * prompts * (

@@ -11,7 +11,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.moe import index_dtype
 from jaxrl_llm.plan.shapes import records
-from jaxrl_llm.rewards.specs import component
+from jaxrl_llm.rewards.specs import component_name
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.training.config import TrainConfig
@@ -46,7 +46,7 @@ def full_batch(
         rows.append(BatchRow(prompts[number // G].tolist(), drawn, False, number // G, number // G))
     batch = assemble(rows, config.temperature, config.sampling.truncating)
     reward = (np.arange(N) % 2).astype(np.float32)
-    scores: dict[str, Any] = {"rewards": dict.fromkeys(map(component, config.rewards), reward), "reward": reward}
+    scores: dict[str, Any] = {"rewards": dict.fromkeys(map(component_name, config.rewards), reward), "reward": reward}
     batch = batch.replace(**scores)
     if model is not None and records(algorithm, model):
         chosen: Any = np.zeros((*batch.tokens.shape, model.num_layers, model.experts_per_token), index_dtype(model))

@@ -16,7 +16,7 @@ from jaxrl_llm.models.config.checks import with_slots
 from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.io.load import DEMO_MODEL
 from jaxrl_llm.models.io.reward_model import read_scoring
-from jaxrl_llm.models.kinds import read_json
+from jaxrl_llm.models.kinds import json_object
 from jaxrl_llm.models.policy import init_params
 from jaxrl_llm.rewards.registry import model_path
 from jaxrl_llm.training.config import TrainConfig
@@ -47,7 +47,7 @@ def _published(model: str) -> ModelConfig:
             raise InputError(f"the hub gave no config.json of {model} ({type(error).__name__})") from None
     if not file.exists():
         raise InputError(f"{file} is not there: give a model's folder, its config.json, a .gguf file or a hub name")
-    return from_hf(read_json(file), where=str(file))
+    return from_hf(json_object(file), where=str(file))
 
 
 def depths(model: ModelConfig) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def depths(model: ModelConfig) -> tuple[int, int]:
 Weights = Sequence[tuple[ModelConfig, Any]]  # of each model, as shapes
 
 
-def model_weights(config: TrainConfig) -> Weights:
+def reward_model_weights(config: TrainConfig) -> Weights:
     """The weights of a run's reward models. InputError for what is none."""
     return _as_shapes([read_scoring(path)[2] for path in map(model_path, config.rewards) if path is not None], config)
 

@@ -30,14 +30,14 @@ from jaxrl_llm.plan.shapes import (
     RunShapes,
     StateShapes,
     bytes_on_a_device,
-    checked,
     engine_sizes,
     held_by,
+    plan_inputs,
     records,
     shapes_of,
     state_shapes,
 )
-from jaxrl_llm.plan.times import Seconds, calls, seconds_of
+from jaxrl_llm.plan.times import Seconds, program_calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of
@@ -104,7 +104,7 @@ class Plan(NamedTuple):
 
 def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
     """The plan by arithmetic: what is held is exact, temporaries and times are estimates."""
-    mesh, sampler, algorithm, model = checked(config, topology)
+    mesh, sampler, algorithm, model = plan_inputs(config, topology)
     state, units = state_shapes(config, model, algorithm), units_of(sampler)
     sizes = engine_sizes(config, algorithm, row_shards(of_this_host(sampler), SAMPLED_ROWS), units, model.max_positions)
     abstract, sampled_on = (abstract_mesh(dict(one.shape)) for one in (mesh, sampler))
@@ -202,7 +202,8 @@ def _times(config: TrainConfig, topology: Topology, sampler: Mesh, size: Size, c
     own = row_shards(of_this_host(sampler), SAMPLED_ROWS)
     units = units_of(sampler)
     return {
-        name: seconds_of(cost, topology.chip, calls(config, size, units, own, name)) for name, cost in costs.items()
+        name: seconds_of(cost, topology.chip, program_calls(config, size, units, own, name))
+        for name, cost in costs.items()
     }
 
 

@@ -80,7 +80,7 @@ def sampler_bytes(config: TrainConfig, model: ModelConfig, whole: int, mesh: Abs
     """
     if config.weight_dtype == "dtype":
         return whole
-    others, experts = model_weights(model)
+    others, experts = matrix_sizes(model)
     numbers = (others + experts / mesh.shape.get(EXPERT, 1)) / mesh.shape.get(TENSOR, 1)
     return int(whole - (jnp.dtype(config.dtype).itemsize - 1) * numbers)
 
@@ -108,7 +108,7 @@ def cache_bytes(dtype: Any, model: ModelConfig, size: Size, shards: int, tensor:
     return total + (rows * size.tokens * 20 + prompts * model.hidden_size * item) // shards
 
 
-def model_weights(model: ModelConfig) -> tuple[int, int]:
+def matrix_sizes(model: ModelConfig) -> tuple[int, int]:
     """Numbers in all layers' matrices, but for routers: those of experts apart from the others."""
     matrices = [w for w in weights(model).values() if w.inputs and "layers" in w.axes and w.name != "router"]
     experts = sum(math.prod(weight.shape) for weight in matrices if "experts" in weight.axes)
@@ -149,7 +149,7 @@ def reduced_bytes(model: ModelConfig, tensor: int, item: int) -> float:
 
 def active_weights(model: ModelConfig) -> int:
     """Numbers in the matrices of all layers that a token meets."""
-    others, experts = model_weights(model)
+    others, experts = matrix_sizes(model)
     return others + experts * max(model.experts_per_token, 1) // max(model.num_experts, 1)
 
 

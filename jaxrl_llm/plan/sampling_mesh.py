@@ -20,7 +20,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, TENSOR
 from jaxrl_llm.plan.sampling import Sampling, abstract_mesh, divisors, mesh_text, sampled_shards, sampling_arithmetic
 from jaxrl_llm.plan.shapes import StateShapes, engine_sizes
-from jaxrl_llm.plan.times import calls, seconds_of
+from jaxrl_llm.plan.times import program_calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import accepts
@@ -29,7 +29,7 @@ SAVES = 0.9  # another split must take less than this part of the time of one th
 START = 5e-6  # seconds of a collective however little it sends, by assumption
 
 
-class Split(NamedTuple):
+class _Split(NamedTuple):
     """A way to sample on the devices of a run."""
 
     mesh: AbstractMesh
@@ -39,7 +39,7 @@ class Split(NamedTuple):
     seconds: float  # of the decode steps of an iteration, at least; 0 where the chip's rates are not known
 
 
-Splits = Callable[[AbstractMesh], list[Split]]  # for a training mesh: its own split first
+Splits = Callable[[AbstractMesh], list[_Split]]  # for a training mesh: its own split first
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def splits_of(
     sizes: of engines, by slots and shards, as other calls have found them; what this one finds is added. InputError for
     a named split that does not fit the devices or the model.
     """
-    model, found = shapes.policy.config, dict[tuple[int, int], Split]()
+    model, found = shapes.policy.config, dict[tuple[int, int], _Split]()
     sizes = {} if sizes is None else sizes
 
-    def split(expert: int, tensor: int) -> Split:
+    def split(expert: int, tensor: int) -> _Split:
         if (expert, tensor) not in found:
             found[expert, tensor] = _split(config, algorithm, shapes, devices, sizes, expert, tensor)
         return found[expert, tensor]
@@ -80,7 +80,7 @@ def splits_of(
     return lambda mesh: [split(*one) for one in dict.fromkeys([_inner(mesh), *others])]
 
 
-def fastest(splits: Iterable[Split], kept: int, memory: float) -> Split:
+def fastest(splits: Iterable[_Split], kept: int, memory: float) -> _Split:
     """The first split, that of training, unless it does not fit or another one that fits is clearly faster.
 
     Of others that are about as fast it is the one with the fewest devices for a row: each of them repeats what the
@@ -96,7 +96,7 @@ def fastest(splits: Iterable[Split], kept: int, memory: float) -> Split:
     return own if own in near else min(near, key=lambda one: (math.prod(_inner(one.mesh)), one.seconds))
 
 
-def named_for(split: Split, mesh: AbstractMesh) -> str:
+def named_for(split: _Split, mesh: AbstractMesh) -> str:
     """The setting `sampling_mesh` with which a run on a mesh samples so: "" where that is the mesh's own split."""
     if _inner(split.mesh) == _inner(mesh):
         return ""
@@ -120,7 +120,7 @@ def _within_a_host(model: ModelConfig, devices: Devices) -> list[tuple[int, int]
 def _split(
     config: TrainConfig, algorithm: Algorithm, shapes: StateShapes, devices: Devices,
     sizes: dict[tuple[int, int], tuple[Size, Size | None]], expert: int, tensor: int,
-) -> Split:  # fmt: skip
+) -> _Split:  # fmt: skip
     mesh = abstract_mesh({DATA: devices.count // (expert * tensor), EXPERT: expert, TENSOR: tensor})
     shards = sampled_shards(mesh, devices.hosts)
     if (key := (config.slots, shards)) not in sizes:
@@ -130,6 +130,6 @@ def _split(
     if devices.chip is not None:
         step = seconds_of(sampling.costs["decode"], devices.chip, 1)
         starts = START * 2 * shapes.policy.config.num_layers * (tensor > 1) * (devices.chip.links > 0)
-        steps = calls(config, size, devices.hosts, shards, "decode")
+        steps = program_calls(config, size, devices.hosts, shards, "decode")
         seconds = steps * (max(step.memory, step.compute) + step.links + starts)
-    return Split(mesh, sampling, size, shards, seconds)
+    return _Split(mesh, sampling, size, shards, seconds)

@@ -22,8 +22,8 @@ from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.kv_cache import PrefixCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill, prompts_together
 from jaxrl_llm.sampling.rows import no_rows
-from jaxrl_llm.sampling.speculative.tail import columns_of, most_rows, source_length
-from jaxrl_llm.sampling.speculative.verify import Tail, gather, verify
+from jaxrl_llm.sampling.speculative.tail import most_rows, source_length, tail_columns
+from jaxrl_llm.sampling.speculative.verify import Tail, tail_of, verify
 from jaxrl_llm.sampling.weights.layouts import (
     abstract_weights,
     converter,
@@ -93,9 +93,9 @@ def tail_arrays(arrays: Arrays, size: Size, own: Mesh, speculative_tokens: int) 
     """The caches of the rows that decode by speculation, at most."""
     few = most_rows(size, own)
     numbers = jax.ShapeDtypeStruct((few,), jnp.int32)
-    tokens = jax.ShapeDtypeStruct((few, columns_of(size, speculative_tokens)), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((few, tail_columns(size, speculative_tokens)), jnp.int32)
     caches = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (arrays.prefix_cache, arrays.ring_cache))
-    return spread(jax.eval_shape(gather, *caches, numbers, numbers, numbers, tokens), own)
+    return spread(jax.eval_shape(tail_of, *caches, numbers, numbers, numbers, tokens), own)
 
 
 def compile_sampling(

@@ -19,13 +19,13 @@ from jaxrl_llm.distributed import check_mesh
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
-from jaxrl_llm.plan.estimate import Held, arithmetic, held_bytes, length_of
+from jaxrl_llm.plan.estimate import HeldBytes, arithmetic, held_bytes, length_of
 from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.plan import Plan, Sampled, compiled_plan, estimated_plan, lowered_plan
 from jaxrl_llm.plan.sampling import abstract_mesh, divisors, mesh_text
 from jaxrl_llm.plan.sampling_mesh import Devices, Splits, fastest, named_for, splits_of
-from jaxrl_llm.plan.shapes import StateShapes, checked, state_shapes
-from jaxrl_llm.plan.times import calls, seconds_of
+from jaxrl_llm.plan.shapes import StateShapes, plan_inputs, state_shapes
+from jaxrl_llm.plan.times import program_calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
@@ -43,7 +43,7 @@ RATIO, LARGE, RATIO_OF_LARGE = 1.1, 64, 1.6
 Change = dict[str, Any]  # setting -> value; "optimizer.moments" is the optimiser's
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search found."""
 
     first: Plan | None  # of the configuration as it was given; None where it cannot run
@@ -52,7 +52,7 @@ class Found(NamedTuple):
     changes: Change
 
 
-class Candidate(NamedTuple):
+class _Candidate(NamedTuple):
     """Changes that may make a run fit."""
 
     changes: Change
@@ -63,7 +63,7 @@ class Candidate(NamedTuple):
 def search(
     config: TrainConfig, topology: Topology, say: Callable[[str], None] = lambda text: None,
     asked: TrainConfig | None = None,
-) -> Found:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """The plan of a run and, where it does not fit, of the cheapest changes that make it fit.
 
     Programs are compiled where there is a compiler and arithmetic does not already refuse them. say: told what is tried
@@ -82,7 +82,7 @@ def search(
         say("planning the run as it is")
         first = _plan(config, topology, sampled, say)
         if first.fits:
-            return Found(first, "", None, {})
+            return SearchResult(first, "", None, {})
         ratio = _ratio(first, topology) or least
     except InputError as error:
         refused = str(error)
@@ -90,18 +90,18 @@ def search(
         for best in candidates(asked or config, model, algorithm, topology, ratio):
             new = best.config not in tried
             tried.append(best.config)
-            if new and accepts(checked, best.config, topology):
+            if new and accepts(plan_inputs, best.config, topology):
                 break
         else:
             break
-        say(f"trying {options(best.changes)}")
+        say(f"trying {train_options(best.changes)}")
         found = _plan(best.config, topology, sampled, say)
         if found.fits:
-            return Found(first, refused, found, best.changes)
+            return SearchResult(first, refused, found, best.changes)
         ratio = max(ratio * 1.1, _ratio(found, topology))
     if first is None:
         raise InputError(f"{refused} (and no other mesh or setting that was tried fits {topology.chip.name})")
-    return Found(first, refused, None, {})
+    return SearchResult(first, refused, None, {})
 
 
 def _plan(config: TrainConfig, topology: Topology, sampled: Sampled, say: Callable[[str], None]) -> Plan:
@@ -133,14 +133,14 @@ def _ratio(found: Plan, topology: Topology) -> float:
 
 def candidates(
     config: TrainConfig, model: ModelConfig, algorithm: Algorithm, topology: Topology, ratio: float = 1.0
-) -> Iterator[Candidate]:
+) -> Iterator[_Candidate]:
     """Configurations that fit by arithmetic: the cheapest changes first and, of one price, the fastest.
 
     ratio: by which the estimate of the update's temporaries is multiplied.
     """
     chip, hosts = topology.chip, topology.hosts
     meshes = list(_meshes(model, len(topology.devices), hosts, length_of(config) >= LONG))
-    states: dict[str, tuple[StateShapes, Callable[[AbstractMesh], Held]]] = {}
+    states: dict[str, tuple[StateShapes, Callable[[AbstractMesh], HeldBytes]]] = {}
     sizes: dict[tuple[int, int], tuple[Size, Size | None]] = {}
     splits: dict[str, Splits] = {}
     devices = Devices(len(topology.devices), hosts, chip.usable, topology.slices, chip, topology.platform)
@@ -167,7 +167,7 @@ def candidates(
                     by_micro[micro] = dataclasses.replace(changed, micro_batches=micro)
                 found = arithmetic(by_micro[micro], model, algorithm, mesh, of_mesh, split.sampling, ratio)
                 if found.peak <= MARGIN * chip.usable:
-                    times = partial(calls, changed, split.size, hosts, split.shards)
+                    times = partial(program_calls, changed, split.size, hosts, split.shards)
                     seconds = sum(max(seconds_of(cost, chip, times(name))) for name, cost in found.costs.items())
                     sampler = config.sampling_mesh or named_for(split, mesh)
                     fitting.append((seconds, micro, mesh.shape.get(TENSOR, 1), mesh_text(mesh), sampler))
@@ -177,7 +177,7 @@ def candidates(
             more |= {"sampling_mesh": sampler} if sampler != config.sampling_mesh else {}
             more |= {"micro_batches": micro} if micro != config.micro_batches else {}
             named = dataclasses.replace(by_micro[micro], mesh=text, sampling_mesh=sampler)
-            yield Candidate(changes | more, named, seconds)
+            yield _Candidate(changes | more, named, seconds)
 
 
 def applied(config: TrainConfig, changes: Change) -> TrainConfig:
@@ -187,7 +187,7 @@ def applied(config: TrainConfig, changes: Change) -> TrainConfig:
     return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **inner), **own)
 
 
-def options(changes: Change) -> str:
+def train_options(changes: Change) -> str:
     """The options of `jaxrl train` for some changes."""
     words = []
     for name, value in changes.items():

@@ -29,7 +29,7 @@ from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.models.stacks import map_kinds
-from jaxrl_llm.plan.models import Weights, config_of, model_bytes, model_weights, teacher_weights
+from jaxrl_llm.plan.models import Weights, config_of, model_bytes, reward_model_weights, teacher_weights
 from jaxrl_llm.plan.sampling_programs import Arrays, engine_arrays
 from jaxrl_llm.sampling.capacity import Size, for_conversations, lasting
 from jaxrl_llm.sampling.capacity import plan as slots_for
@@ -91,7 +91,7 @@ def records(algorithm: Algorithm, model: ModelConfig) -> bool:
     return algorithm.routing == "rollout" and model.num_experts > 0
 
 
-def checked(
+def plan_inputs(
     config: TrainConfig, topology: Topology, model: ModelConfig | None = None
 ) -> tuple[Mesh, Mesh, Algorithm, ModelConfig]:
     """The mesh of a run, that to sample on, its method and its model. model: instead of the configured one.
@@ -125,8 +125,8 @@ def checked(
 
 
 def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None = None) -> RunShapes:
-    """The shapes of a run on a topology; see `checked`."""
-    mesh, sampler, algorithm, model = checked(config, topology, model)
+    """The shapes of a run on a topology; see `plan_inputs`."""
+    mesh, sampler, algorithm, model = plan_inputs(config, topology, model)
     found = state_shapes(config, model, algorithm)
     policy = found.policy
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
@@ -206,7 +206,7 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     policies = {name: tree for name, tree in moving.items() if both or name != REFERENCE}
     if isinstance(several := moving.get(REFERENCE), Snapshots):
         policies["snapshots"] = several.policies[1:]  # one of them is the reference above
-    weights = model_weights(config), teacher_weights(config)
+    weights = reward_model_weights(config), teacher_weights(config)
     whole = combine(frozen, learning)
     return StateShapes(made["policy"], state, frozen, reference, whole, policies, demands.engines, *weights)
 
@@ -253,6 +253,6 @@ def held_by(shapes: RunShapes) -> dict[str, int]:
         "optimiser": bytes_on_a_device(state[1:]),  # with the counter of steps
         "reference": bytes_on_a_device(shapes.learner.policies)
         + (bytes_on_a_device(reference) if shapes.config.reference_memory == "device" else 0),
-        "rewards": model_bytes(model_weights(shapes.config), shapes.mesh),
+        "rewards": model_bytes(reward_model_weights(shapes.config), shapes.mesh),
         "teachers": model_bytes(teacher_weights(shapes.config), shapes.mesh),
     }

@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from jaxrl_llm.distributed.chips import GIB, Topology
-from jaxrl_llm.plan.choose_mesh import planned
+from jaxrl_llm.plan.choose_mesh import with_chosen_meshes
 from jaxrl_llm.plan.plan import SAMPLING, Plan, estimated_plan
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
@@ -20,7 +20,7 @@ TAILS = 1.3  # seconds of sampling over those with all rows busy
 EIGHTHS = 8  # of the devices, of which shares are tried
 
 
-class Split(NamedTuple):
+class _Split(NamedTuple):
     """Devices that sample only, and devices that learn."""
 
     devices: int  # that sample
@@ -58,7 +58,7 @@ class Split(NamedTuple):
 _PHASES = ("sampling", "convert", "evaluation")  # of `Plan.phases`, those of the sampler
 
 
-def splits(config: TrainConfig, topology: Topology) -> list[Split]:
+def splits(config: TrainConfig, topology: Topology) -> list[_Split]:
     """The splits that are tried: eighths of the devices, as many of each host; or the `sampler_devices` alone.
 
     InputError for one device, where nothing can be split, and for what the run would refuse of all of them.
@@ -66,7 +66,7 @@ def splits(config: TrainConfig, topology: Topology) -> list[Split]:
     total, hosts = len(topology.devices), topology.hosts
     shares = {hosts * max(round(total * part / EIGHTHS / hosts), 1) for part in range(1, EIGHTHS)}
     counts = [config.sampler_devices] if config.sampler_devices else sorted(shares)
-    found, refused = list[Split](), f"{total} devices of {hosts} hosts cannot be split: plan without max_staleness"
+    found, refused = list[_Split](), f"{total} devices of {hosts} hosts cannot be split: plan without max_staleness"
     for count in counts:
         if count % hosts or not hosts <= count <= total - hosts:
             continue
@@ -79,13 +79,13 @@ def splits(config: TrainConfig, topology: Topology) -> list[Split]:
     return found
 
 
-def best(found: list[Split]) -> Split:
+def best(found: list[_Split]) -> _Split:
     """The fastest that fits, else the one that needs the least memory."""
     fitting = [one for one in found if one.fits]
     return min(fitting, key=lambda one: one.seconds) if fitting else min(found, key=lambda one: max(one.bytes))
 
 
-def _split(config: TrainConfig, topology: Topology, count: int) -> Split:
+def _split(config: TrainConfig, topology: Topology, count: int) -> _Split:
     """The plan of a split; each part as a run of its own, whose meshes are chosen as a run would."""
     hosts, alone = topology.hosts, dict[str, Any](max_staleness=0, sampler_devices=0, replay_order=None)
     own: list[list[Any]] = [[], []]
@@ -103,11 +103,11 @@ def _split(config: TrainConfig, topology: Topology, count: int) -> Split:
     plans = []
     for part, devices in zip((samples, learns), own, strict=True):
         there = topology._replace(devices=devices)
-        plans.append(estimated_plan(planned(part, there), there))
-    return Split(count, *plans)
+        plans.append(estimated_plan(with_chosen_meshes(part, there), there))
+    return _Split(count, *plans)
 
 
-def as_json(found: list[Split]) -> dict[str, Any]:
+def _as_json(found: list[_Split]) -> dict[str, Any]:
     """The splits as a JSON object; bytes are of one device."""
     chosen = best(found)
     lines = [
@@ -123,7 +123,7 @@ def as_json(found: list[Split]) -> dict[str, Any]:
     return {"fits": chosen.fits, **own, "splits": lines}
 
 
-def as_text(found: list[Split], command: str) -> str:
+def _as_text(found: list[_Split], command: str) -> str:
     """A line for each split, and the command of the best one. command: of the run as it was given."""
     chosen, chip = best(found), found[0].learner.chip
     lines = [

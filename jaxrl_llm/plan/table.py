@@ -10,7 +10,7 @@ import jax
 
 from jaxrl_llm.distributed.chips import GIB, RESERVED
 from jaxrl_llm.plan.plan import Plan
-from jaxrl_llm.plan.search import Found, options
+from jaxrl_llm.plan.search import SearchResult, train_options
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device
 from jaxrl_llm.plan.times import Seconds
 from jaxrl_llm.utils.errors import optional_package
@@ -28,7 +28,7 @@ PARTS = (
 )  # fmt: skip
 
 
-def as_json(found: Found) -> dict[str, Any]:
+def as_json(found: SearchResult) -> dict[str, Any]:
     """What a search found, as a JSON object; bytes are of one device, unless they are the host's."""
     return {
         "fits": (found.best or found.first) is not None and (found.best or found.first).fits,  # type: ignore[union-attr]
@@ -52,7 +52,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_text(found: Found, command: str) -> str:
+def as_text(found: SearchResult, command: str) -> str:
     """What a search found. command: of the run as it was given."""
     lines = []
     if found.first is not None:
@@ -60,8 +60,8 @@ def as_text(found: Found, command: str) -> str:
     if found.refused:
         lines += [f"It cannot run as it is: {found.refused}", ""]
     if found.best is not None:
-        lines += [f"It fits with {options(found.changes)}", "", plan_text(found.best), ""]
-        lines += [f"{command} {options(found.changes)}"]
+        lines += [f"It fits with {train_options(found.changes)}", "", plan_text(found.best), ""]
+        lines += [f"{command} {train_options(found.changes)}"]
     elif found.first is not None and found.first.fits:
         lines += [command]
     else:
@@ -131,7 +131,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows)]
 
 
-def shardings_text(rows: Sequence[Row]) -> str:
+def shardings_text(rows: Sequence[_Row]) -> str:
     """The table of a run's arrays: shape, sharding, bytes on a device."""
     said = [
         [name, f"{dtype}[{', '.join(map(str, shape))}]", spec, f"{size:,}"] for name, shape, dtype, spec, size in rows
@@ -161,7 +161,7 @@ def write_picture(plan: Mapping[str, Any], path: str | Path) -> None:
     figure.savefig(path)
 
 
-class Row(NamedTuple):
+class _Row(NamedTuple):
     """An array in the table of shardings."""
 
     name: str
@@ -171,7 +171,7 @@ class Row(NamedTuple):
     bytes: int  # on a device
 
 
-def sharding_table(shapes: RunShapes) -> list[Row]:
+def sharding_table(shapes: RunShapes) -> list[_Row]:
     """Every array that a run keeps on its devices: parameters, moments, reference, the sampler's weights and caches."""
     engine = shapes.engine()
     trees = {
@@ -187,5 +187,5 @@ def sharding_table(shapes: RunShapes) -> list[Row]:
             spec = tuple(getattr(x.sharding, "spec", ()))
             said = ", ".join("+".join(s) if isinstance(s, tuple) else str(s or "-") for s in spec)
             name = "/".join([part, jax.tree_util.keystr(path, simple=True, separator="/")])
-            rows.append(Row(name, x.shape, str(x.dtype), said or "replicated", bytes_on_a_device(x)))
+            rows.append(_Row(name, x.shape, str(x.dtype), said or "replicated", bytes_on_a_device(x)))
     return rows

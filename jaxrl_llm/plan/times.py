@@ -27,7 +27,7 @@ class Seconds(NamedTuple):
         return self._fields[self.index(max(self))]
 
 
-def calls(config: TrainConfig, size: Size, hosts: int, devices: int, name: str) -> int:
+def program_calls(config: TrainConfig, size: Size, hosts: int, devices: int, name: str) -> int:
     """How often a program runs in an iteration, of "decode" the steps of its loop, if all completions are long.
 
     hosts, devices: as for `engine_sizes`.

@@ -17,7 +17,7 @@ from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNeg
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay import buffers
-from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, to_scored
+from jaxrl_llm.replay.buffers import Store, count, join, keep, take, to_rows, to_scored, with_columns
 from jaxrl_llm.rewards.scoring import Scored
 
 Draw = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
@@ -99,7 +99,7 @@ def whole_groups(
             past = take(store, np.concatenate(members))
             numbers = np.repeat(group.max() + 1 + np.arange(len(chosen)), [len(rows) for rows in members])
         kept = ~np.isnan(mean) if equal else deviation > TOLERANCE
-        added = marked(fresh, item=buffers.next_item(store) + group, step=step)
+        added = with_columns(fresh, item=buffers.next_item(store) + group, step=step)
         store = buffers.newest(join(store, keep(added, kept)), groups)
         return mixed(scored, fresh, past, group, numbers), store
 
@@ -131,7 +131,7 @@ def refilled(
         advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
         known = ~silent & ~np.isnan(advantage) & (np.abs(advantage) > TOLERANCE)
         item = buffers.next_item(store) + np.arange(len(group))
-        added = marked(fresh, item=item, step=step, advantage=advantage.astype(np.float32))
+        added = with_columns(fresh, item=item, step=step, advantage=advantage.astype(np.float32))
         numbers = group.max() + 1 + np.arange(count(past))
         found = mixed(scored, keep(fresh, left), past, group[left], numbers, with_advantage=True)
         return found, buffers.newest(join(store, keep(added, known)), rows)

@@ -110,7 +110,7 @@ def keep(store: Store, kept: np.ndarray) -> Store:
     return store if kept.all() else take(store, np.flatnonzero(kept))
 
 
-def marked(rows: Store, **of: Any) -> Store:
+def with_columns(rows: Store, **of: Any) -> Store:
     """The rows with entries of:NAME, arrays [n] or numbers for all."""
     n = count(rows)
     return rows | {f"of:{name}": np.broadcast_to(np.asarray(x), (n,)).copy() for name, x in of.items()}

@@ -11,7 +11,7 @@ from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
-from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
+from jaxrl_llm.replay.buffers import Store, count, join, keep, take, to_rows, with_columns
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.utils.errors import unknown
 
@@ -53,7 +53,7 @@ def swapped_successes(
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         random, fresh = np.random.default_rng(seed), to_rows(scored)
         group, prompt = np.asarray(scored.batch.group), np.asarray(scored.batch.prompt_id)
-        outcome, sample = outcomes(scored, component), samples_of(scored.batch)
+        outcome, sample = component_scores(scored, component), samples_of(scored.batch)
         episodes_of = episode_numbers(scored.batch)
         out, chosen, numbers, episodes = np.zeros(len(group), bool), list[int](), list[int](), list[float]()
         for number in np.unique(group):
@@ -77,7 +77,7 @@ def swapped_successes(
         past = take(state, chosen) if chosen else {}
         if "row:info:episode" in past:
             past["row:info:episode"] = np.asarray(episodes, past["row:info:episode"].dtype)
-        new = marked(fresh, item=buffers.next_item(state) + sample, step=step)
+        new = with_columns(fresh, item=buffers.next_item(state) + sample, step=step)
         added = keep(new, np.nan_to_num(outcome, nan=-np.inf) > success)
         store = buffers.newest_of_prompts(join(state, added), each) if each else {}
         return mixed(scored, keep(fresh, ~out), past, group[~out], np.asarray(numbers, group.dtype)), store
@@ -102,7 +102,7 @@ def samples_of(batch: Trajectories) -> np.ndarray:
     return np.asarray(np.argsort(np.argsort(first))[index.reshape(-1)])
 
 
-def outcomes(scored: Scored, component: str | None) -> np.ndarray:
+def component_scores(scored: Scored, component: str | None) -> np.ndarray:
     """f32[N]: a component of the reward, or their combination; InputError if there is no such component."""
     if component is None:
         return np.asarray(scored.batch.need("reward"))

@@ -66,7 +66,7 @@ class PromptTable(NamedTuple):
     """Whether only logged completions were read: groups of some steps."""
 
     def __str__(self) -> str:
-        return as_text(self)
+        return _as_text(self)
 
 
 def prompt_table(run: RunData, each: int = 8) -> PromptTable | None:
@@ -131,7 +131,7 @@ def sparkline(values: npt.NDArray[np.float64], bounds: tuple[float, float] = (0.
     return "".join(BARS[int(min(max(x, 0.0), 1.0) * (len(BARS) - 1) + 0.5)] for x in levels)
 
 
-def as_text(table: PromptTable) -> str:
+def _as_text(table: PromptTable) -> str:
     """The table for a terminal.
 
     >>> one = PromptRow(7, "What is 2 + 3?", "rose", 4, 1, 9, 0.25, 1.0, "▁▅█", 1, 0, "solved")
@@ -143,7 +143,7 @@ def as_text(table: PromptTable) -> str:
     """
     lines = [f"{tried_text(table)}. {groups_text(table)}."]
     if table.left_out:
-        lines.append(f"Left out after step {table.as_of}: {listed(table.left_out)}.")
+        lines.append(f"Left out after step {table.as_of}: {counts_in_words(table.left_out)}.")
     cells = [["prompt", "groups", "steps", table.value, "left out", ""]]
     for row in table.rows:
         moved = f"{row.before:.3g}" if row.groups == 1 else f"{row.before:.3g} to {row.after:.3g} {row.line}"
@@ -161,16 +161,16 @@ def as_text(table: PromptTable) -> str:
 def tried_text(table: PromptTable) -> str:
     """How many prompts were tried, and how they did."""
     of = f"{table.tried:,} prompts" if table.total is None else f"{table.tried:,} of {table.total:,} prompts"
-    return f"{of} tried{' in logged steps' if table.sampled else ''}: {listed(table.kinds)}"
+    return f"{of} tried{' in logged steps' if table.sampled else ''}: {counts_in_words(table.kinds)}"
 
 
 def groups_text(table: PromptTable) -> str:
     """How many groups there were, and how many taught nothing."""
     text = f"{several(table.groups, 'group')}, {table.equal:,} with equal rewards"
-    return text + (f"; sampled and not trained on: {listed(table.dropped)}" if table.dropped else "")
+    return text + (f"; sampled and not trained on: {counts_in_words(table.dropped)}" if table.dropped else "")
 
 
-def listed(counts: dict[str, int]) -> str:
+def counts_in_words(counts: dict[str, int]) -> str:
     """Counts with their names, the largest first.
 
     >>> listed({"rose": 3, "fell": 1200})

@@ -18,7 +18,7 @@ SECTIONS = {  # of RewardBench: what the names of their subsets begin with
 }
 
 
-class Scored(NamedTuple):
+class Rated(NamedTuple):
     """The scores of one prompt's answers."""
 
     right: Sequence[float]  # one or more, finite
@@ -39,7 +39,7 @@ class Accuracy(NamedTuple):
     score: float  # of the benchmark: the accuracy, but for ties of RewardBench 2 (`ties_score`)
 
 
-def credit(one: Scored) -> float:
+def credit(one: Rated) -> float:
     """The probability that an answer drawn among those with the best score is right: of a pair 1, 0, or 1/2 if equal.
 
     >>> [credit(Scored([2.0], wrong)) for wrong in ([1.0], [2.0], [3.0], [2.0, 2.0, 0.0])]
@@ -50,7 +50,7 @@ def credit(one: Scored) -> float:
     return right / (right + wrong)
 
 
-def accuracies(items: Iterable[Scored]) -> list[Accuracy]:
+def accuracies(items: Iterable[Rated]) -> list[Accuracy]:
     """Of each subset in turn, and with more than one of all prompts, whose score is the mean of the subsets' scores.
 
     Where ids are those of ties (RewardBench 2), a prompt is right if all right answers are above all wrong ones. Where
@@ -72,7 +72,7 @@ def accuracies(items: Iterable[Scored]) -> list[Accuracy]:
     return [*found, *sections, whole._replace(score=float(np.mean([one.score for one in sections or found])))]
 
 
-def _sections(found: Sequence[Accuracy], items: Sequence[Scored]) -> list[Accuracy]:
+def _sections(found: Sequence[Accuracy], items: Sequence[Rated]) -> list[Accuracy]:
     """The sections of RewardBench; none where a subset is in none of them."""
     if not all(one.subset.startswith(sum(SECTIONS.values(), ())) for one in found):
         return []
@@ -96,7 +96,7 @@ def section_score(subsets: Sequence[Accuracy]) -> float:
     return float(np.average([one.score for one in subsets], weights=weights))
 
 
-def _accuracy(name: str, items: Sequence[Scored]) -> Accuracy:
+def _accuracy(name: str, items: Sequence[Rated]) -> Accuracy:
     tied = all(one.id.startswith((REFERENCE, TIED)) for one in items)
     values = [float(_gap(one) > 0) if one.id.startswith((REFERENCE, TIED)) else credit(one) for one in items]
     low, high = clustered_interval(values)
@@ -105,12 +105,12 @@ def _accuracy(name: str, items: Sequence[Scored]) -> Accuracy:
     return Accuracy(name, len(items), mean, low, high, ties, ties_score(items) if tied else mean)
 
 
-def _gap(one: Scored) -> float:
+def _gap(one: Rated) -> float:
     """By how much the worst right answer is above the best wrong one."""
     return min(one.right) - max(one.wrong)
 
 
-def ties_score(items: Sequence[Scored]) -> float:
+def ties_score(items: Sequence[Rated]) -> float:
     """RewardBench 2's score of prompts with several right answers, at most 1.01 (Malik et al. 2025, arXiv 2506.01937).
 
     Each prompt occurs as "ref:ID", with one right answer, and as "tied:ID", with several. With the shares of both that

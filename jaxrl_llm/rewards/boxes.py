@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.rewards.verifiers import TAGS, each, last_tagged, matching
+from jaxrl_llm.rewards.verifiers import TAGS, last_tagged, matching, score_each
 from jaxrl_llm.utils.errors import InputError, shown
 
 OVERLAP = 0.5  # IoU that a matched box exceeds (Visual-RFT)
@@ -47,7 +47,7 @@ def box_overlap(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -> l
         size = max(len(wanted), len(found))
         return sum(matched(found, wanted)) / size if size else 1.0
 
-    return each(overlap, completions, boxes)
+    return score_each(overlap, completions, boxes)
 
 
 def box_confidence(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -> list[float]:
@@ -63,7 +63,7 @@ def box_confidence(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -
         values = zip(sorted(found, key=lambda g: -g.confidence), matched(found, wanted), strict=True)
         return sum(g.confidence if iou > 0 else 1 - g.confidence for g, iou in values) / len(found)
 
-    return each(confidence, completions, boxes)
+    return score_each(confidence, completions, boxes)
 
 
 def class_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -76,7 +76,7 @@ def class_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
         found, wanted = (re.sub(r"[\s_]", "", one.lower()) for one in (last_tagged(text) or "", str(expected)))
         return bool(found) and (found in wanted or wanted in found)
 
-    return each(same, completions, answer)
+    return score_each(same, completions, answer)
 
 
 def iou(one: Box, other: Box) -> float:
@@ -108,7 +108,7 @@ def matched(found: Sequence[Guess], wanted: Sequence[Box]) -> list[float]:
 
 def _guesses(text: str) -> list[Guess] | None:
     """The different boxes of a completion; None where its answer is no list of boxes with confidences."""
-    answer, found = listed(text), dict[Guess, None]()
+    answer, found = tagged_objects(text), dict[Guess, None]()
     if not answer and read(last_tagged(text) or "") != []:
         return None
     for one in answer:
@@ -138,7 +138,7 @@ def read(text: str) -> Any:
     return None
 
 
-def listed(text: str) -> list[dict[str, Any]]:
+def tagged_objects(text: str) -> list[dict[str, Any]]:
     """The objects of a completion's tagged list; none where there is no such list."""
     found = read(last_tagged(text) or "")
     found = [found] if isinstance(found, dict) else found

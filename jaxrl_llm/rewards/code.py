@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.environments.sandbox import Limits, available, require_guards, run_code
 from jaxrl_llm.rewards.entries import REWARD
-from jaxrl_llm.rewards.parsing.code_blocks import KNOWN, code_in, tree_of
-from jaxrl_llm.rewards.parsing.code_values import WRITER, built, equal, value_of
+from jaxrl_llm.rewards.parsing.code_blocks import KNOWN, code_in, syntax_tree
+from jaxrl_llm.rewards.parsing.code_values import WRITER, built, equal, literal_value
 from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -162,7 +162,7 @@ def passed(code: str, tests: Sequence[Case], limits: Limits | None = None, toler
 def _values(code: str, calls: list[str], limits: Limits) -> tuple[list[str | None], bool]:
     """What the calls evaluate to, as `WRITER` writes it, None where one fails or is not reached; and a stopped run."""
     own = secrets.token_hex(8)
-    trees = filter(None, (tree_of(call.strip(), "eval") for call in calls))
+    trees = filter(None, (syntax_tree(call.strip(), "eval") for call in calls))
     names = {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
     known = {name: KNOWN[name] for name in sorted(names & KNOWN.keys())}
     limits = replace(limits, output=max(limits.output, VALUES))
@@ -181,7 +181,7 @@ def _values(code: str, calls: list[str], limits: Limits) -> tuple[list[str | Non
 def _equal(text: str, test: Case, tolerance: float) -> bool:
     """Whether a value, as it was written in the sandbox, is the one that a test wants."""
     try:
-        found = value_of(text)
+        found = literal_value(text)
         return equal(found, test.value, tolerance if test.tolerance is None else test.tolerance, test.as_json)
     except (ValueError, TypeError, ArithmeticError, RecursionError):
         return False

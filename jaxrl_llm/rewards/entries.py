@@ -23,7 +23,7 @@ REWARD, ANSWER_KEY, SPANS = "reward", "answer_key", "spans"
 Entries = Mapping[str, list[Any]]  # by name, N values each; None where a completion has none
 
 
-def parsed(result: Any, count: int) -> tuple[list[float], list[bool], Entries, str]:
+def parsed_result(result: Any, count: int) -> tuple[list[float], list[bool], Entries, str]:
     """A function's result as (N values, N flags for failed, entries, the first problem in one line).
 
     A completion with an entry that is malformed has failed. All have where the result as a whole is malformed.
@@ -37,7 +37,7 @@ def parsed(result: Any, count: int) -> tuple[list[float], list[bool], Entries, s
     problem = ""
     for sample, reward in enumerate(rewards):
         try:
-            value = number(reward)
+            value = _number(reward)
             own = {name: entry(name, column[sample]) for name, column in columns.items()}
         except Exception as error:
             problem = problem or error_line(error)
@@ -87,7 +87,7 @@ def _listed(column: Any, count: int, name: Any) -> list[Any]:
     return values
 
 
-def number(value: Any) -> float:
+def _number(value: Any) -> float:
     """A finite number, NaN for None. Raises TypeError or ValueError for anything else."""
     if value is None:
         return math.nan
@@ -114,7 +114,7 @@ def entry(name: str, value: Any) -> Any:
     if value is None:
         return None
     if name == ANSWER_KEY:
-        return " ".join(value.split()) if isinstance(value, str) else f"{number(value):.17g}"
+        return " ".join(value.split()) if isinstance(value, str) else f"{_number(value):.17g}"
     if name == SPANS:
         return [_span(one) for one in value]
     try:
@@ -126,7 +126,7 @@ def entry(name: str, value: Any) -> Any:
 def _span(span: Any) -> list[Any]:
     if isinstance(span, str | bytes) or not isinstance(span, Iterable) or len(parts := list(span)) != 3:
         raise ValueError(f"returned the span {str(span)[:80]}, but a span is (start, end, value)")
-    start, end, value = int(parts[0]), int(parts[1]), number(parts[2])
+    start, end, value = int(parts[0]), int(parts[1]), _number(parts[2])
     if not 0 <= start < end or math.isnan(value):
         raise ValueError(f"returned the span {tuple(parts)!r}, but needs 0 <= start < end and a value")
     return [start, end, value]
@@ -135,7 +135,7 @@ def _span(span: Any) -> list[Any]:
 def _numbers(value: Any) -> Any:
     """Numbers, or rectangular lists of them."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        return number(value)
+        return _number(value)
     parts = [_numbers(part) for part in value]
     if len({_shape(part) for part in parts}) > 1:
         raise ValueError("returned lists of different lengths")
@@ -146,7 +146,7 @@ def _shape(value: Any) -> tuple[int, ...]:
     return (len(value), *(_shape(value[0]) if value else ())) if isinstance(value, list) else ()
 
 
-def joined(parts: Iterable[tuple[Entries, int]]) -> Entries:
+def concatenate_entries(parts: Iterable[tuple[Entries, int]]) -> Entries:
     """The entries of several lists of completions, one after the other; with each the number of its completions.
 
     >>> joined([({"tests": [[1.0]]}, 1), ({"answer_key": ["4", None]}, 2)])
@@ -157,7 +157,7 @@ def joined(parts: Iterable[tuple[Entries, int]]) -> Entries:
     return {name: [one for entries, n in listed for one in entries.get(name, [None] * n)] for name in names}
 
 
-def chosen(entries: Entries, indices: Iterable[int | None]) -> Entries:
+def entries_at(entries: Entries, indices: Iterable[int | None]) -> Entries:
     """The entries of the completions at some places; None for a completion that has no place."""
     places = list(indices)
     return {name: [None if i is None else column[i] for i in places] for name, column in entries.items()}

@@ -118,7 +118,7 @@ def _nothing(dtype: np.dtype[Any]) -> Any:
     return np.nan if dtype.kind == "f" else False if dtype.kind == "b" else -1
 
 
-def alike(parts: Sequence[tuple[Mapping[str, np.ndarray], int]]) -> list[dict[str, np.ndarray]]:
+def concatenable(parts: Sequence[tuple[Mapping[str, np.ndarray], int]]) -> list[dict[str, np.ndarray]]:
     """Several batches' arrays by name, with the numbers of their rows, such that they can be concatenated.
 
     A missing array is filled, and a shorter one padded, with NaN (integers: -1, booleans: False). Raises InputError for

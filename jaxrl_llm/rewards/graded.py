@@ -13,7 +13,7 @@ from typing import Any
 from jaxrl_llm.rewards.entries import REWARD, SPANS
 from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, last_number
 from jaxrl_llm.rewards.parsing.readings import after_thoughts
-from jaxrl_llm.rewards.verifiers import each, last_tagged, text_of
+from jaxrl_llm.rewards.verifiers import last_tagged, score_each, text_of
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.words import words
 
@@ -46,7 +46,7 @@ def tagged_levels(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -
             return LEVELS[0]
         return LEVELS[2 if not found or (right is not None and number is None) else 1]
 
-    return each(level, completions, answer)
+    return score_each(level, completions, answer)
 
 
 def answer_bleu(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -76,7 +76,7 @@ def answer_bleu(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
         short = math.exp(min(0.0, 1 - len(wanted) / len(said))) if said else 0.0
         return short * math.prod(shares) ** (1 / most) if most else 0.0
 
-    return each(bleu, completions, answer)
+    return score_each(bleu, completions, answer)
 
 
 def by_mode(base: Function) -> Function:

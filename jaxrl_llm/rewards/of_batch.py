@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.chat.encode import is_conversation
-from jaxrl_llm.data.chat.messages import text_of
+from jaxrl_llm.data.chat.messages import text_of_content
 from jaxrl_llm.rewards.registry import get_rewards
 from jaxrl_llm.rewards.scoring import score_batch
 from jaxrl_llm.rewards.workers.runner import Reward, close_rewards, require_columns
@@ -39,7 +39,7 @@ def score(
     if len(found) <= (last := int(np.max(np.asarray(batch.group), initial=0))):
         raise InputError(f"there are {len(found)} rows, but the batch has {last + 1} prompts: give the row of each")
     with loaded(rewards) as ready:
-        require_columns(ready, columns_of(found))
+        require_columns(ready, reward_columns(found))
         check_order(batch, found, tokenizer)
         return score_batch(ready, tokenizer, found, batch).batch
 
@@ -62,7 +62,13 @@ def check_order(batch: Trajectories, rows: Sequence[dict[str, Any]], tokenizer: 
         return "".join(text.split())
 
     def said(prompt: Any) -> str:
-        return prompt if isinstance(prompt, str) else text_of(prompt[-1]["content"]) if is_conversation(prompt) else ""
+        return (
+            prompt
+            if isinstance(prompt, str)
+            else text_of_content(prompt[-1]["content"])
+            if is_conversation(prompt)
+            else ""
+        )
 
     texts = [bare(said(row["prompt"])) for row in rows]
     for group, ids in dict(zip(np.asarray(batch.group).tolist(), prompts_of(batch), strict=True)).items():
@@ -76,7 +82,7 @@ def check_order(batch: Trajectories, rows: Sequence[dict[str, Any]], tokenizer: 
             )
 
 
-def columns_of(rows: Sequence[dict[str, Any]]) -> set[str]:
+def reward_columns(rows: Sequence[dict[str, Any]]) -> set[str]:
     """What rewards can read of these rows: the columns that all have, and what scoring adds."""
     return (set.intersection(*map(set, rows)) if rows else set()) - {"prompt"} | {"prompts", "completion_ids"}
 

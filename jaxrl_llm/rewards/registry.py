@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxrl_llm.core.arguments.signatures import PYTHON
-from jaxrl_llm.core.by_value import ByValue, value_of
+from jaxrl_llm.core.by_value import ByValue, named_value
 from jaxrl_llm.rewards.specs import OWN, model_name, unweighted
 from jaxrl_llm.rewards.workers.calling import reads_environments
 from jaxrl_llm.rewards.workers.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
@@ -110,7 +110,7 @@ def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:
     if not isinstance(spec, str):
         raise InputError(f"a reward is given as text, such as 'number_match*0.5'; found {type(spec).__name__}")
     spec = spec.strip()
-    value_of(spec, "the reward")  # raises InputError for the name of a value
+    named_value(spec, "the reward")  # raises InputError for the name of a value
     name = unweighted(spec)
     weight = 1.0 if name == spec else _weight(spec, spec.rpartition("*")[2])
     head, bracket, rest = name.partition("(")

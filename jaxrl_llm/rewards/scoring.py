@@ -7,16 +7,16 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.rewards.entries import SPANS, Entries, chosen, provided
-from jaxrl_llm.rewards.entry_arrays import alike, blank, with_entries
+from jaxrl_llm.rewards.entries import SPANS, Entries, entries_at, provided
+from jaxrl_llm.rewards.entry_arrays import blank, concatenable, with_entries
 from jaxrl_llm.rewards.seen import Talk, reply_starts, seen
 from jaxrl_llm.rewards.workers.calling import Logged, all_logged
-from jaxrl_llm.rewards.workers.runner import Reward, Scores, combine
+from jaxrl_llm.rewards.workers.runner import Reward, Scores, weighted_reward
 from jaxrl_llm.rewards.workers.runner import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
 from jaxrl_llm.sampling.batch import prompts_of
 from jaxrl_llm.sampling.requests import RECORDS
-from jaxrl_llm.sampling.routed_experts import of_rows
+from jaxrl_llm.sampling.routed_experts import pad_experts
 
 State = Mapping[str, Any]  # attributes of `trainer_state`, see `runner.score`
 
@@ -66,7 +66,7 @@ def with_defaults(rewards: Sequence[Reward], scored: Scored, which: np.ndarray) 
     """Give the rows `which`, bool[N], the rewards' defaults; they count as failures, without entries."""
     found = scored.batch.rewards or {}
     components = {r.name: np.where(which, r.default, found[r.name]).astype(np.float32) for r in rewards}
-    total = np.where(which, combine(rewards, components), scored.batch.need("reward")).astype(np.float32)
+    total = np.where(which, weighted_reward(rewards, components), scored.batch.need("reward")).astype(np.float32)
     failures = {name: count + int(which.sum()) for name, count in scored.failures.items()}
     fields: dict[str, Any] = {"rewards": components, "reward": total}
     if scored.batch.token_rewards is not None:
@@ -107,8 +107,8 @@ def _score_some(
     )  # fmt: skip
     components = {name: spread(values) for name, values in found.components.items()}
     places = [int(np.sum(which[:i])) if one else None for i, one in enumerate(which)]
-    logged = found.logged._replace(extras=chosen(found.logged.extras, places))
-    entries = chosen(found.entries, places)
+    logged = found.logged._replace(extras=entries_at(found.logged.extras, places))
+    entries = entries_at(found.entries, places)
     return found._replace(components=components, total=spread(found.total), entries=entries, logged=logged)
 
 
@@ -152,13 +152,13 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
 
     starts = np.cumsum([0, *(len(np.unique(group.batch.group)) for group in groups)]).tolist()
     batches = [widened(group.batch, first) for first, group in zip(starts, groups, strict=False)]
-    infos: Any = alike([(batch.info or {}, len(batch.group)) for batch in batches])
+    infos: Any = concatenable([(batch.info or {}, len(batch.group)) for batch in batches])
     batches = [batch.replace(info=info or None) for batch, info in zip(batches, infos, strict=True)]
     for name in RECORDS:
         found = [getattr(batch, name) for batch in batches]
         if any(x is not None for x in found):
             rows = [[None] * len(b.group) if x is None else list(x) for b, x in zip(batches, found, strict=True)]
-            whole = of_rows([row for some in rows for row in some], width)
+            whole = pad_experts([row for some in rows for row in some], width)
             assert whole is not None
             parts = np.split(whole, np.cumsum([len(some) for some in rows])[:-1])
             batches = [b.replace(**{name: x}) for b, x in zip(batches, parts, strict=True)]

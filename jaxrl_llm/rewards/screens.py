@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.rewards.boxes import listed, numbers, read
-from jaxrl_llm.rewards.verifiers import TAGS, each, matching
+from jaxrl_llm.rewards.boxes import numbers, read, tagged_objects
+from jaxrl_llm.rewards.verifiers import TAGS, matching, score_each
 from jaxrl_llm.utils.errors import InputError, shown
 
 RADIUS = 140.0  # pixels within which a click on a point is right, exclusive (GUI-R1)
@@ -31,7 +31,7 @@ def gui_format(completions: Sequence[Any], reply_start: Sequence[str] | None = N
     """
 
     return matching(
-        lambda text: TAGS.fullmatch(text) and (found := listed(text)) and all(map(_is_whole, found)),
+        lambda text: TAGS.fullmatch(text) and (found := tagged_objects(text)) and all(map(_is_whole, found)),
         *(completions, reply_start),
     )
 
@@ -61,10 +61,10 @@ def _compared(
     alike: Callable[[Mapping[str, Any], Mapping[str, Any]], float], completions: Sequence[Any], action: Sequence[Any]
 ) -> list[float]:
     def score(text: str, wanted: Any) -> float:
-        first = next(iter(listed(text)), {})
+        first = next(iter(tagged_objects(text)), {})
         return alike(first, _expected(wanted))
 
-    return each(score, completions, action)
+    return score_each(score, completions, action)
 
 
 def gui_kind(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> list[float]:

@@ -31,7 +31,7 @@ def unweighted(spec: str) -> str:
     return spec if spec.endswith(")") or "*" not in spec else spec.rpartition("*")[0].strip()
 
 
-def component(spec: str) -> str:
+def component_name(spec: str) -> str:
     """The name of a reward's component, in a text that may add a file, arguments and a weight; of a model its folder's.
 
     >>> [component(one) for one in ("my.py:sound*0", "format_match(a:b*)*0.2", "steps:runs/judge*0.5")]
@@ -43,14 +43,14 @@ def component(spec: str) -> str:
     return name.partition("(")[0].rpartition(":")[2].strip()
 
 
-def weights_of(specs: Sequence[str]) -> str:
+def weights_in_words(specs: Sequence[str]) -> str:
     """The components of rewards with their weights, in the order of the specs.
 
     >>> weights_of(["my.py:sound*0.5", "number_match"])
     'sound=0.5,number_match=1'
     """
     rest = [spec.strip().removeprefix(unweighted(spec)).lstrip(" *") for spec in specs]
-    return ",".join(f"{component(spec)}={weight or 1}" for spec, weight in zip(specs, rest, strict=True))
+    return ",".join(f"{component_name(spec)}={weight or 1}" for spec, weight in zip(specs, rest, strict=True))
 
 
 class ModelName(NamedTuple):

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.rewards.entries import joined
+from jaxrl_llm.rewards.entries import concatenate_entries
 from jaxrl_llm.rewards.scoring import State, score_texts
 from jaxrl_llm.rewards.seen import reply_starts
 from jaxrl_llm.rewards.specs import environment, judge
 from jaxrl_llm.rewards.workers.calling import Logged, all_logged
-from jaxrl_llm.rewards.workers.runner import Reward, Scores, combine
+from jaxrl_llm.rewards.workers.runner import Reward, Scores, weighted_reward
 
 Counted = tuple[Counter[str], list[tuple[str, float]]]  # failures by reward, and the metrics that functions logged
 
@@ -60,7 +60,7 @@ class StreamedScores:
             np.concatenate([part.total for part in found]),
             {name: sum(part.failures[name] for part in found) for name in found[0].failures},
             {name: sum(part.seconds[name] for part in found) for name in found[0].seconds},
-            joined((part.entries, len(part.total)) for part in found),
+            concatenate_entries((part.entries, len(part.total)) for part in found),
             all_logged((part.logged, len(part.total)) for part in found),
         )
 
@@ -94,7 +94,7 @@ class StreamedScores:
             found = await asyncio.wrap_future(future)
         if had:
             components = {reward.name: {**found.components, **had}[reward.name] for reward in self._rewards}
-            found = found._replace(components=components, total=combine(self._rewards, components))
+            found = found._replace(components=components, total=weighted_reward(self._rewards, components))
         for name, count in found.failures.items():
             self._failures[name] += count
         self._metrics += found.logged.metrics
@@ -122,8 +122,10 @@ class StreamedScores:
         reward = np.asarray([total if e.reward is None else e.reward for e in episodes], np.float32)
         counted, metrics = self.counted()
         failures = {name: counted[name] for name in names}
-        entries = joined([({name: [value] for name, value in e.entries.items()}, 1) for e in episodes])
-        extras = joined([({name: [x] for name, x in (one or {}).items()}, 1) for one in entries.get(LOGGED, ())])
+        entries = concatenate_entries([({name: [value] for name, value in e.entries.items()}, 1) for e in episodes])
+        extras = concatenate_entries(
+            [({name: [x] for name, x in (one or {}).items()}, 1) for one in entries.get(LOGGED, ())]
+        )
         entries = {name: column for name, column in entries.items() if name != LOGGED}
         logged = Logged(metrics, extras)
         return Scores(components, reward, failures, dict.fromkeys(names, 0.0), entries, logged)

@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, is_huge, last_number, number_of
+from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, is_huge, last_number, numeric_value
 from jaxrl_llm.rewards.parsing.readings import (
     LATEX_DELIMITERS,
     THOUGHTS,
     after_thoughts,
     as_latex,
     choice_of,
-    parsed,
+    math_verify_reading,
     readings,
     same_text,
 )
@@ -55,10 +55,10 @@ def exact_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
 
     def same(text: str, expected: Any) -> bool:
         wanted = answer_text(expected).strip()
-        as_number = not isinstance(expected, str) and number_of(text.strip()) == number_of(wanted) is not None
+        as_number = not isinstance(expected, str) and numeric_value(text.strip()) == numeric_value(wanted) is not None
         return text.strip() in (wanted, str(expected)) or as_number
 
-    return each(same, completions, answer)
+    return score_each(same, completions, answer)
 
 
 def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -73,15 +73,15 @@ def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 
     Raises InputError for an answer without a number.
     """
-    return each(_same_number, completions, answer)
+    return score_each(_same_number, completions, answer)
 
 
 def number_match_strict(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
     """As `number_match`, but 0.0 for a completion without a box or answer tag."""
-    return each(functools.partial(_same_number, strict=True), completions, answer)
+    return score_each(functools.partial(_same_number, strict=True), completions, answer)
 
 
-def each(score: Callable[[str, Any], float], completions: Sequence[Any], column: Sequence[Any]) -> list[float]:
+def score_each(score: Callable[[str, Any], float], completions: Sequence[Any], column: Sequence[Any]) -> list[float]:
     """The score of each completion's text with its entry of a column."""
     return [float(score(text_of(one), entry)) for one, entry in zip(completions, column, strict=True)]
 
@@ -164,12 +164,12 @@ def _one_answer(completion: Any) -> float:
 
 def matching(match: Callable[[str], Any], completions: Sequence[Any], starts: Sequence[str] | None) -> list[float]:
     """1.0 where a completion's text matches, by itself or after what its prompt holds of the reply."""
-    texts = [whole_text(completion) for completion in completions]
+    texts = [_whole_text(completion) for completion in completions]
     pairs = zip(texts, starts or [""] * len(texts), strict=True)
     return [float(bool(match(text) or (start and match(start + text)))) for text, start in pairs]
 
 
-def whole_text(completion: Any) -> str:
+def _whole_text(completion: Any) -> str:
     """As `text_of`, after the thoughts that a message holds apart from its content, "reasoning_content"."""
     text = text_of(completion)
     if isinstance(completion, str):
@@ -188,13 +188,13 @@ def math_verify(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
 
     Raises InputError if math-verify is not installed or an answer cannot be parsed.
     """
-    return each(_same_expression, completions, answer)
+    return score_each(_same_expression, completions, answer)
 
 
 @per_sample
 def math_verify_strict(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
     """As `math_verify`, but 0.0 for a completion without a box or answer tag."""
-    return each(functools.partial(_same_expression, strict=True), completions, answer)
+    return score_each(functools.partial(_same_expression, strict=True), completions, answer)
 
 
 def _same_expression(text: str, expected: Any, strict: bool = False) -> bool:
@@ -202,13 +202,13 @@ def _same_expression(text: str, expected: Any, strict: bool = False) -> bool:
         from math_verify import verify
     wanted, found = answer_text(expected), final_answer(text)
     formula = as_latex(wanted)
-    gold = parsed(formula if any(one in wanted for one in LATEX_DELIMITERS) else f"${formula}$")
+    gold = math_verify_reading(formula if any(one in wanted for one in LATEX_DELIMITERS) else f"${formula}$")
     if not gold:
         raise InputError(f"math_verify cannot parse the answer {str(expected)[:80]!r}: use exact_match for text")
     if found is None and strict:
         return False
     said = after_thoughts(text) if found is None else found
-    number, right = number_of(said), number_of(wanted)
+    number, right = numeric_value(said), numeric_value(wanted)
     if number is not None and right is not None and (number == right or number.denominator == right.denominator == 1):
         return number == right
     if (letter := choice_of(wanted)) is not None and len(wanted.strip(" $()")) == 1 and choice_of(said) == letter:
@@ -255,7 +255,7 @@ def reasoning_gym(
         answer = text if tagged is None else tagged
         return _scorer(task)(answer=answer.strip(), entry=entry)
 
-    return each(score, completions, list(zip(reasoning_gym_task, reasoning_gym_entry, strict=True)))
+    return score_each(score, completions, list(zip(reasoning_gym_task, reasoning_gym_entry, strict=True)))
 
 
 def tagged_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
@@ -273,7 +273,7 @@ def tagged_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
             wanted = str(expected)
         return found is not None and found.split() == wanted.split()
 
-    return each(same, completions, answer)
+    return score_each(same, completions, answer)
 
 
 def last_tagged(text: str) -> str | None:

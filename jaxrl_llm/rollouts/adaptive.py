@@ -14,7 +14,7 @@ from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, known_scores
 from jaxrl_llm.rollouts.guidance.hints import texts_of
-from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked
+from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked_episodes
 from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
 from jaxrl_llm.utils.errors import InputError, shown
@@ -139,7 +139,7 @@ def in_rounds(
                 helped = _with_examples(tools, task, column, text)
                 unhinted |= helped is None
             await sample(more, helped or task.prompt, float(helped is not None))
-        return marked([one.trained_under(task.prompt) for one in found], unhinted)
+        return marked_episodes([one.trained_under(task.prompt) for one in found], unhinted)
 
     provides = frozenset({"guided"}) if solved is not None else frozenset[str]()
     name = f"in_rounds({'half' if first is None else first}, {rounds})"

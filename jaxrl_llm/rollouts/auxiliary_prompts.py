@@ -48,7 +48,7 @@ def second_prompt(tools: Tools, task: Task, text: str) -> tuple[int, ...]:
     return tuple(map(int, ids))
 
 
-async def answers(tools: Tools, task: Task, prompt: Sequence[int], count: int, part: int) -> list[Episode]:
+async def _answers(tools: Tools, task: Task, prompt: Sequence[int], count: int, part: int) -> list[Episode]:
     """`count` samples of a second prompt, as group `part` of the program.
 
     Their sample numbers follow those of the groups before, each of which has at most `max(count, task.samples)`. None,
@@ -64,7 +64,7 @@ async def answers(tools: Tools, task: Task, prompt: Sequence[int], count: int, p
     return [episode.in_part(part) for episode in await samples(tools, prompt, range(first, first + count))]
 
 
-def graded(episode: Episode, reward: float, like: Episode) -> Episode:
+def with_own_reward(episode: Episode, reward: float, like: Episode) -> Episode:
     """The episode with a reward that the program computed. The run's components, those of `like`, are NaN."""
     return episode.scored(reward, dict.fromkeys(like.rewards, math.nan))
 
@@ -91,14 +91,14 @@ async def also_ask(tools: Tools, task: Task, questions: Questions, most: NonNega
     group = [one.in_part(0) for one in await scored_samples(tools, task.prompt, range(task.samples))]
     asked = await questions(tools, task, group)
     prompts = {part: second_prompt(tools, task, asked[part].text) for part in sorted(asked)}
-    found = await gather(*(answers(tools, task, ids, task.samples, part) for part, ids in prompts.items()))
+    found = await gather(*(_answers(tools, task, ids, task.samples, part) for part, ids in prompts.items()))
     more = [episode for some in found for episode in some]
     unlabelled = [one for one in more if asked[one.part].label is None]
     scored = iter(await tools.score(unlabelled) if unlabelled else ())
 
     def with_reward(one: Episode) -> Episode:
         if (label := asked[one.part].label) is not None:
-            return graded(one, float(boxed(tools.decode(sampled_ids(one))) == label), group[0])
+            return with_own_reward(one, float(boxed(tools.decode(sampled_ids(one))) == label), group[0])
         like = next(scored)
         return replace(one, reward=like.reward, rewards=like.rewards)
 
@@ -190,14 +190,14 @@ async def with_predictions(
     prompt = second_prompt(tools, task, PREDICT.format(problem=problem, most=levels))
     solved, predicted = await gather(
         scored_samples(tools, task.prompt, range(task.samples)),
-        answers(tools, task, prompt, predictions or task.samples, 1),
+        _answers(tools, task, prompt, predictions or task.samples, 1),
     )
     solved = [one.in_part(0) for one in solved]
     right, texts = list(map(is_right, solved)), [tools.decode(sampled_ids(one)) for one in solved]
     lengths = [int(one.actions.sum()) for one in solved]
     found = [prediction_of(tools.decode(sampled_ids(one)), levels) for one in predicted]
     rewards = [agreement(one, problem, right, lengths, texts, base, inclusive) for one in found]
-    return [*solved, *(graded(e, reward, solved[0]) for e, reward in zip(predicted, rewards, strict=True))]
+    return [*solved, *(with_own_reward(e, reward, solved[0]) for e, reward in zip(predicted, rewards, strict=True))]
 
 
 def boxed(text: str) -> str | None:
@@ -206,7 +206,7 @@ def boxed(text: str) -> str | None:
     return found[-1] if found else None
 
 
-def final_answer(text: str) -> str | None:
+def stated_answer(text: str) -> str | None:
     r"""The answer that a response states last: \boxed{...}, else <answer>...</answer>, else its last number; or None.
 
     >>> final_answer(r"so \boxed{\frac{1}{2}}, that is 0.5"), final_answer("it is 4, or 5."), final_answer("no")
@@ -240,7 +240,7 @@ def recycled_items(
     def pick(options: Sequence[Any]) -> Any:
         return options[int(random.integers(len(options)))]
 
-    stated = [final_answer(text) for text in texts]
+    stated = [stated_answer(text) for text in texts]
     good = [a for a, is_so in zip(stated, right, strict=True) if is_so and a is not None]
     bad = [a for a, is_so in zip(stated, right, strict=True) if not is_so and a is not None]
     judge: Question | None = None

@@ -11,7 +11,7 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-def filled(rows: Sequence[Sequence[float]], empty: float, dtype: Any, least: int) -> Any:
+def padded_rows(rows: Sequence[Sequence[float]], empty: float, dtype: Any, least: int) -> Any:
     """Rows as an array [N, K], filled up with `empty`; K is a `bucket` of their lengths, so that few programs are
     compiled."""
     found = np.full((len(rows), bucket(max([1, *map(len, rows)]), least=least)), empty, dtype)
@@ -23,14 +23,14 @@ def filled(rows: Sequence[Sequence[float]], empty: float, dtype: Any, least: int
 def teacher_tokens(episodes: Sequence[Episode]) -> Any:
     """f32[N, T]: the tokens of each episode after its `teacher_prompt`, then -1; only -1 without such a prompt."""
     rows = [[*e.teacher_prompt, *e.own.token.tolist()] if e.teacher_prompt else [] for e in episodes]
-    return filled(rows, -1, np.float32, 8)
+    return padded_rows(rows, -1, np.float32, 8)
 
 
 def answer_tokens(episodes: Sequence[Episode]) -> Any:
     """f32[N, A]: the tokens of each episode's `answer`, where -2 - id is one that opens it, then -1."""
     parts = [one.answer or ((), ()) for one in episodes]
     rows = [[*(-2 - token for token in opening), *own] if own else [] for opening, own in parts]
-    return filled(rows, -1, np.float32, 4)
+    return padded_rows(rows, -1, np.float32, 4)
 
 
 def info_columns(episodes: Sequence[Episode], length: int | None = None) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from jaxrl_llm.data.chat.encode import encode_prompt, with_text
 from jaxrl_llm.data.chat.inert import encode_inert
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting
-from jaxrl_llm.rollouts.runtime.external_calls import meet_others, remembered, scored
-from jaxrl_llm.rollouts.runtime.replay_log import Call
+from jaxrl_llm.rollouts.runtime.external_calls import meet_others, remembered, score_recorded
+from jaxrl_llm.rollouts.runtime.replay_log import CallKey
 from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called
@@ -98,7 +98,7 @@ class Tools:
             return replace(episode, truncated=True)
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
         known = checksum((*episode.tokens, *fixed, *begun.token.tolist()))
-        call = Call(episode.sample if not greedy else -1 - episode.sample, place, known)
+        call = CallKey(episode.sample if not greedy else -1 - episode.sample, place, known)
         draws = Draws(0.0 if greedy else temperature, reference, snapshot)
         answer = await self._host.draw(call, episode, until, stop, draws, tuple(fixed), begun)
         longer = episode + answer.segment
@@ -119,7 +119,7 @@ class Tools:
         """Score episodes with the run's reward functions, all in one call, and return them with their rewards."""
         if isinstance(episodes, Episode) or not all(isinstance(episode, Episode) for episode in episodes):
             raise InputError(f"tools.score takes a list of episodes, but found {shown(episodes)}")
-        return await scored(self._host, list(episodes))
+        return await score_recorded(self._host, list(episodes))
 
     async def call(
         self, function: Callable[..., Any], *arguments: Any, name: str, again: bool = False, failing: bool = False

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
-from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens, joined
-from jaxrl_llm.sampling.routed_experts import in_order, of_rows
+from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens, concatenate_tokens
+from jaxrl_llm.sampling.routed_experts import in_order, pad_experts
 from jaxrl_llm.utils.errors import InputError, shown
 
 
@@ -95,7 +95,7 @@ class Episode:
         """The tokens after the prompt."""
         if len(self.segments) == 1:
             return self.segments[0].tokens
-        return joined([segment.tokens for segment in self.segments] or [NO_TOKENS])
+        return concatenate_tokens([segment.tokens for segment in self.segments] or [NO_TOKENS])
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Episode:
         found: np.ndarray | None = None
         for segment in self.segments:
             if segment.before is not None:
-                before = of_rows([segment.before[:length]], length)
+                before = pad_experts([segment.before[:length]], length)
                 found = before if found is None or before is None else np.where(found == NOT_RECORDED, before, found)
         return in_order(len(self.prompt), None if found is None else found.reshape(length, *found.shape[2:]), self.own)
 

@@ -14,7 +14,7 @@ from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
-from jaxrl_llm.rollouts.judges.comparisons import PairJudge, win_rates
+from jaxrl_llm.rollouts.judges.comparisons import PairJudge, row_win_rates
 from jaxrl_llm.rollouts.judges.judged import OPPONENTS, Judged, with_verdicts
 from jaxrl_llm.rollouts.programs import altered, group, samples
 
@@ -23,7 +23,7 @@ WIN_RATE, SAMPLED = "win_rate", "rollout/sampled_reward"
 Oracle = Callable[[Array], Array]  # differences of scores -> how often the first of the two wins
 
 
-async def scored(tools: Tools, episodes: Sequence[Episode]) -> list[Episode]:
+async def score_missing(tools: Tools, episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes with rewards, those that have none scored together."""
     if all(one.reward is not None for one in episodes):
         return list(episodes)
@@ -41,8 +41,8 @@ def best_and_worst_of(rollout: Rollout | None = None) -> Rollout:
     inner = rollout or group()
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        episodes = await scored(tools, await inner.program(tools, task))
-        best, worst = ends_of([one.score for one in episodes])
+        episodes = await score_missing(tools, await inner.program(tools, task))
+        best, worst = best_and_worst_place([one.score for one in episodes])
         known = [one.score for one in episodes if not math.isnan(one.score)]
         mean = {SAMPLED: sum(known) / len(known)} if known else {}
         return [episodes[place].with_info(**mean) for place in (best, worst)]
@@ -53,7 +53,7 @@ def best_and_worst_of(rollout: Rollout | None = None) -> Rollout:
     )  # fmt: skip
 
 
-def ends_of(scores: Sequence[float]) -> tuple[int, int]:
+def best_and_worst_place(scores: Sequence[float]) -> tuple[int, int]:
     """Places of the highest score and of another one, the lowest; NaN only where fewer than two are known.
 
     >>> ends_of([1.0, 3.0, float("nan"), 0.0, 3.0]), ends_of([1.0, 1.0, 1.0]), ends_of([float("nan"), 2.0])
@@ -83,7 +83,7 @@ def rates_of(scores: Sequence[float], oracle: Oracle, itself: bool = False) -> A
     values = np.asarray(scores, np.float64)
     wins = oracle(values[:, None] - values)
     np.fill_diagonal(wins, np.where(np.isnan(values), np.nan, 0.5))
-    return win_rates(wins, itself)
+    return row_win_rates(wins, itself)
 
 
 @part
@@ -96,7 +96,7 @@ def with_win_rates(rollout: Rollout | None = None, oracle: Oracle = bradley_terr
     inner = rollout or group()
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        episodes = await scored(tools, await inner.program(tools, task))
+        episodes = await score_missing(tools, await inner.program(tools, task))
         if OPPONENTS in inner.provides:
             rates = np.asarray([one.rewards.get(JUDGE, math.nan) for one in episodes])
             others = np.asarray([one.info[OPPONENTS] for one in episodes])

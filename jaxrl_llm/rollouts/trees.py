@@ -41,7 +41,7 @@ async def grow(
     )
 
 
-def of_tokens(episode: Episode, name: str, value: float) -> Episode:
+def _of_tokens(episode: Episode, name: str, value: float) -> Episode:
     """The episode, where the entry `name` of its info is this value for all tokens that have none yet."""
     known: Any = episode.info.get(name, ())
     return episode.with_info(**{name: [*known, *[float(value)] * (episode.size - len(known))]})
@@ -104,7 +104,7 @@ def tree(*places: int, branches: Annotated[int, Range(least=2, most=1024)] = 2) 
             whole, start = level == len(places), episode.size
             if whole or places[level] > start:
                 pause = None if whole else places[level] - start
-                episode = of_tokens(await grow(tools, task, episode, pause_at=pause), "node", node)
+                episode = _of_tokens(await grow(tools, task, episode, pause_at=pause), "node", node)
             if whole or episode.ended or episode.truncated:
                 return [episode]
             stride, parent = leaves // branches ** (level + 1), node // trees
@@ -145,7 +145,7 @@ def budgeted_tree(
 
         async def extend(path: Path, number: int, node: int) -> Path:
             episode, size = path
-            return of_tokens(await grow(tools, task, episode, number=number, pause_at=segment), "node", node), size + 1
+            return _of_tokens(await grow(tools, task, episode, number=number, pause_at=segment), "node", node), size + 1
 
         async def step(paths: Iterable[Path]) -> None:
             """Extend paths by a segment, each with a number of its own."""
@@ -167,7 +167,7 @@ def budgeted_tree(
         while len(done) < task.samples:
             room = task.samples - len(done) - len(live)
             if not live:
-                paths = [restart(done, segment, random) for _ in range(room)]
+                paths = [_restart(done, segment, random) for _ in range(room)]
             else:
                 extra = [branches - 1] * len(live)
                 while sum(extra) > room:
@@ -180,7 +180,7 @@ def budgeted_tree(
     return Rollout(program, f"budgeted_tree({segment})", frozenset({"node"}), demands=Demands(forks=(segment,)))
 
 
-def restart(done: Sequence[Episode], segment: int, random: np.random.Generator) -> Path:
+def _restart(done: Sequence[Episode], segment: int, random: np.random.Generator) -> Path:
     """The beginning of a random segment of a random episode."""
     chosen = done[int(random.integers(len(done)))]
     size = int(random.integers(max(1, -(-chosen.size // segment))))
@@ -250,7 +250,7 @@ def valued(
         places = [cuts(tools, episode) for episode in episodes]
         states = [roots[0], *(e.first(t) for e, own in zip(episodes, places, strict=True) for t in own[1:])]
         counts = [continuations] * len(states)
-        values = await state_values(tools, task, states, counts, task.samples, by_reference)
+        values = await sampled_state_values(tools, task, states, counts, task.samples, by_reference)
         out, later, node = [], iter(values[1:]), 0
         for episode, own in zip(episodes, places, strict=True):
             sizes = np.diff([*own, episode.size])
@@ -269,7 +269,7 @@ def line_starts(tools: Tools, episode: Episode) -> list[int]:
     return [t + 1 for t, token in enumerate(episode.own.token.tolist()) if "\n" in tools.decode([token])]
 
 
-async def state_values(
+async def sampled_state_values(
     tools: Tools, task: Task, states: Sequence[Episode], counts: Sequence[int], first: int, reference: bool = False
 ) -> list[float]:
     """The mean reward of so many completions of each state, with sample numbers from `first` on; NaN: none is scored.

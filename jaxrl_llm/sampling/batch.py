@@ -9,7 +9,7 @@ from jaxrl_llm.core.shapes import bucket, check_batch, pad_rows
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.sampling.checks import check_not_negative, check_tokenizer
 from jaxrl_llm.sampling.requests import Tokens
-from jaxrl_llm.sampling.routed_experts import of_rows
+from jaxrl_llm.sampling.routed_experts import pad_experts
 
 
 def completion_ids(trajectories: Trajectories) -> list[list[int]]:
@@ -74,7 +74,7 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         "prompt_id": np.asarray([row.prompt_id for row in rows], np.int32),
         "truncated": np.asarray([row.truncated for row in rows], bool),
         "support_floor": floor if truncating else None, "untruncated_logp": whole if different else None,
-        "experts": of_rows([row.experts for row in rows], L), "thoughts": of_rows(thoughts, L),
+        "experts": pad_experts([row.experts for row in rows], L), "thoughts": pad_experts(thoughts, L),
     }  # fmt: skip
     return Trajectories(**fields)
 

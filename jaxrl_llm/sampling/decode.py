@@ -18,14 +18,14 @@ from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.by_row import for_rows
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import Rotations, rotations_of
-from jaxrl_llm.models.layers.recurrent import State, step_flow
-from jaxrl_llm.models.placement import in_place
+from jaxrl_llm.models.layers.recurrent import Carried, step_flow
+from jaxrl_llm.models.placement import sampler_placement
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 from jaxrl_llm.sampling.draw.logits import where_rows
 from jaxrl_llm.sampling.kv_cache import Layers, PrefixCache, PrefixSlots, cascade_attention, no_experts, take_columns
 from jaxrl_llm.sampling.rows import RowState
-from jaxrl_llm.sampling.two_model_decode import empty_layers, run
+from jaxrl_llm.sampling.two_model_decode import empty_layers, run_both
 
 
 class RingCache(NamedTuple):
@@ -134,7 +134,7 @@ def states_of_prompts(
         return where_rows(fresh, of_prompts[slot].astype(old.dtype), old)
 
     pairs = zip(layers, prefix_cache.layers, strict=True)
-    return tuple(jax.tree.map(begun, own, prefix) if isinstance(own, State) else own for own, prefix in pairs)
+    return tuple(jax.tree.map(begun, own, prefix) if isinstance(own, Carried) else own for own, prefix in pairs)
 
 
 class Ends(NamedTuple):
@@ -189,7 +189,7 @@ def decode(
     """
     T = ring_cache.drawn.token.shape[1]
     params = for_rows(policy, narrowed(policy, params), rows.adapter)
-    placed = in_place(policy.config, policy.mesh)
+    placed = sampler_placement(policy.config, policy.mesh)
 
     def rotations(rows: RowState) -> tuple[Rotations, ...]:
         """Rotary embeddings of each row's next position.
@@ -211,13 +211,13 @@ def decode(
             return cascade_attention(q, k, v, own, prefix, prefix_slots, *lengths, how)
 
         pairs = zip(ring_cache.layers, prefix_cache.layers, strict=True)
-        memory = tuple(own if isinstance(own, State) else (own, prefix) for own, prefix in pairs)
+        memory = tuple(own if isinstance(own, Carried) else (own, prefix) for own, prefix in pairs)
         flow = step_flow(~rows.done)
         mixed = None
         if policy.thinking is not None and rows.thought is not None:
             mixed = mixture(policy.thinking, rows.thought[:, None])
         record = ring_cache.drawn.experts is not None
-        hidden, layers = run(
+        hidden, layers = run_both(
             policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated, record=record,
             again=lambda got, left: (left, got[1]),  # another layer's keys are attended to after they are written
             flow=flow, mixed=mixed, placement=placed,
@@ -237,7 +237,7 @@ def decode(
 
 
 @jax.jit
-def finished(drawn: Drawn, rows: Array, last: Array) -> Drawn:
+def finished_tokens(drawn: Drawn, rows: Array, last: Array) -> Drawn:
     """The tokens of some rows, each array [k, T] with the newest token last. rows, last: int32[k]."""
     T = drawn.token.shape[1]
     at = (last[:, None] + 1 + jnp.arange(T)) % T

@@ -20,7 +20,7 @@ from jaxrl_llm.sampling.resume.kv_offload import Kept, absolute_step, store_of
 from jaxrl_llm.sampling.resume.restore import Resuming, resume_rows
 from jaxrl_llm.sampling.routed_experts import experts_of_prompts
 from jaxrl_llm.sampling.rows import begun_rows, marked_done, no_rows
-from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring, thinking_policy
+from jaxrl_llm.sampling.sampled_tokens import check_finite_draws, in_ring, thinking_policy
 from jaxrl_llm.sampling.scheduler import Schedule
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import TailRows, most_rows
@@ -285,7 +285,7 @@ class Engine:
             out = in_ring(self.weights, self.ring_cache, self.rows, asked, self.policy_step)
         else:
             out = self.tail.drawn(list(asked), self.policy_step)
-        check_finite(asked, out)
+        check_finite_draws(asked, out)
         return [(row, placed[row].request, request, out[row]) for row, request in asked.items()]
 
     def _free(self, row: int) -> None:

@@ -53,7 +53,7 @@ def _floor_of_mass(logits: jax.Array, mass: jax.Array, target: jax.Array) -> jax
 
 
 @jax.named_scope("filters")
-def keep(logits: jax.Array, filters: Filters) -> jax.Array:
+def kept_tokens(logits: jax.Array, filters: Filters) -> jax.Array:
     """bool[N, V]: which tokens the filters keep. logits: f32[N, V], already divided by the temperature."""
     order = _ordered(logits)
     count = jnp.where(filters.top_k > 0, filters.top_k, logits.shape[-1]).astype(jnp.float32)

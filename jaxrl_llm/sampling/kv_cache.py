@@ -22,7 +22,7 @@ from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.moe import NOT_RECORDED, index_dtype
-from jaxrl_llm.models.layers.recurrent import State, empty_state
+from jaxrl_llm.models.layers.recurrent import Carried, empty_state
 from jaxrl_llm.models.layers.sink_slots import merge_slots
 from jaxrl_llm.models.quantised import kind_of, quantise
 
@@ -36,7 +36,7 @@ class LayerCache(NamedTuple):
     value_scale: Array | None = None  # f32[N, K, S]
 
 
-Layers = tuple[LayerCache | State | None, ...]  # None of layers that attend to the keys of others
+Layers = tuple[LayerCache | Carried | None, ...]  # None of layers that attend to the keys of others
 
 
 class PrefixCache(NamedTuple):
@@ -86,10 +86,10 @@ def columns(config: ModelConfig, layer: int, most: int) -> int:
 def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> Layers:
     """Empty caches for `most` tokens of each row in every layer. dtype: floating, or int8.
 
-    A `State` for layers that carry one; None for layers that attend to the keys of others.
+    A `Carried` for layers that carry one; None for layers that attend to the keys of others.
     """
 
-    def layer(number: int) -> LayerCache | State | None:
+    def layer(number: int) -> LayerCache | Carried | None:
         own = config.of_layer(number)
         if own.keys_of:
             return None

@@ -13,14 +13,14 @@ import numpy as np
 from jaxrl_kernels.partition import mesh_of
 
 from jaxrl_llm.core.shapes import pad_rows
-from jaxrl_llm.core.soft_thinking import Mixture
+from jaxrl_llm.core.soft_thinking import Mixed
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.by_row import are_by_row, for_rows
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.packed_attention import LANES, by_kernel, causal_tokens
-from jaxrl_llm.models.layers.recurrent import State, rows_flow
+from jaxrl_llm.models.layers.recurrent import Carried, rows_flow
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards, takes_kernels
-from jaxrl_llm.models.placement import between_layers, in_place
+from jaxrl_llm.models.placement import between_layers, sampler_placement
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.decode import RingCache, begin, ends_of_prompts, states_of_prompts
@@ -29,7 +29,7 @@ from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, PrefixSlots, ea
 from jaxrl_llm.sampling.requests import Prefix
 from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.stats import Stats
-from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
+from jaxrl_llm.sampling.two_model_decode import empty_layers, run_both, width
 from jaxrl_llm.sampling.weights import Weights
 
 PREFILL_TOKENS = 256  # tokens of prompts in one forward pass, padding included
@@ -121,8 +121,8 @@ def prefill(
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
 
     @jax.jit  # traced once for all layers of a shape
-    def put(store: LayerCache | State, kv: Any) -> LayerCache | State:
-        if isinstance(store, State):
+    def put(store: LayerCache | Carried, kv: Any) -> LayerCache | Carried:
+        if isinstance(store, Carried):
             return jax.tree.map(lambda old, x: old.at[into].set(x.astype(old.dtype), mode="drop"), store, kv)
         S = store.values.shape[2]
         if tokens.shape[1] > S:  # a layer with a window stores the last S tokens
@@ -148,7 +148,7 @@ def prefill(
 
 
 def causal_pass(
-    policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False, mixed: Mixture | None = None
+    policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False, mixed: Mixed | None = None
 ) -> tuple[Array, Any, Any]:
     """Hidden states [R, L, D] (of two policies [R, L, 2 D]), keys (after RoPE) and values [R, L, K, h] of layers, and
     experts int[R, L, layers, k], None unless they are to be recorded.
@@ -158,7 +158,11 @@ def causal_pass(
     """
     R, L = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(L), (R, L))
-    config, attention, placed = policy.config, dense(policy, positions, length), in_place(policy.config, policy.mesh)
+    config, attention, placed = (
+        policy.config,
+        _dense(policy, positions, length),
+        sampler_placement(policy.config, policy.mesh),
+    )
     if takes_kernels(policy.mesh) and L % LANES == 0:
         # The mesh of the sampler is that of the arrays: it may be one host's.
         attention = by_kernel(config, causal_tokens(length, L), L * (L + 1) // 2, None, SAMPLED_ROWS)
@@ -169,11 +173,11 @@ def causal_pass(
 
     flow = rows_flow(length) if config.recurrent else None
     beside: dict[str, Any] = {"record": record, "placement": placed, "flow": flow, "mixed": mixed}
-    hidden, kvs = run(policy, params, tokens, positions, attend, **beside)
+    hidden, kvs = run_both(policy, params, tokens, positions, attend, **beside)
     return (hidden, *kvs) if record else (hidden, kvs, None)
 
 
-def dense(policy: Policy, positions: Array, length: Array) -> Attend:
+def _dense(policy: Policy, positions: Array, length: Array) -> Attend:
     """Attention by a mask of all pairs of tokens. positions: int32[R, L]; length: int32[R]."""
     config = policy.config
     seen = (positions < length[:, None])[:, None, :] & (positions[:, :, None] >= positions[:, None, :])

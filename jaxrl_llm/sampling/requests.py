@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
 
     def followed_by(self, others: Tokens) -> Tokens:
         """These tokens followed by the others."""
-        return joined([self, others])
+        return concatenate_tokens([self, others])
 
     @property
     def most_probable(self) -> np.ndarray:
@@ -58,7 +58,7 @@ class Tokens(NamedTuple):
         return one._replace(token=token.astype(np.int32), logp=logp, untruncated_logp=untruncated)
 
 
-def joined(parts: Sequence[Tokens]) -> Tokens:
+def concatenate_tokens(parts: Sequence[Tokens]) -> Tokens:
     """These tokens one after another. Where only some have a record, those of the others are -1."""
 
     def column(name: str) -> Any:
@@ -134,7 +134,7 @@ class Completion:
 
 
 def as_tokens(drawn: Any, row: int, count: int, policy_step: int) -> Tokens:
-    """The last `count` tokens of one row of the result of `decode.finished`, a `Drawn`."""
+    """The last `count` tokens of one row of the result of `decode.finished_tokens`, a `Drawn`."""
 
     def last(x: Any) -> np.ndarray | None:
         return None if x is None else np.array(x[row, x.shape[1] - count :])

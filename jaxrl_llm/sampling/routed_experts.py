@@ -63,7 +63,7 @@ def in_order(prompt_length: int, of_prompt: np.ndarray | None, tokens: Tokens) -
     return out
 
 
-def of_rows(experts: Sequence[np.ndarray | None], length: int) -> np.ndarray | None:
+def pad_experts(experts: Sequence[np.ndarray | None], length: int) -> np.ndarray | None:
     """int[N, length, layers, k]: the experts of N rows, padded with NOT_RECORDED; None where no row has any.
 
     Other records of tokens too, such as soft ones f32[N, length, 3, K], which are -1 where there is none.

@@ -11,7 +11,7 @@ from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.core.soft_thinking import RECORD, SoftThinking
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.decode import RingCache, finished
+from jaxrl_llm.sampling.decode import RingCache, finished_tokens
 from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens, first_not_finite
 from jaxrl_llm.sampling.routed_experts import with_experts
 from jaxrl_llm.sampling.rows import RowState
@@ -27,11 +27,11 @@ def in_ring(
     count, fresh, index = np.asarray(state.own), np.asarray(state.fresh), np.asarray(rows, np.int32)
     if weights.mesh is None and weights.platform == "cpu":  # the host reads them where they are
         T = ring_cache.drawn.token.shape[1]
-        columns = (np.asarray(state.last)[index][:, None] + 1 + np.arange(T)) % T  # as in `finished`
+        columns = (np.asarray(state.last)[index][:, None] + 1 + np.arange(T)) % T  # as in `finished_tokens`
         drawn: Any = jax.tree.map(lambda x: np.asarray(x)[index[:, None], columns], ring_cache.drawn)
     else:
         index = np.resize(index, bucket(len(rows), 1, 1))
-        ordered = finished(ring_cache.drawn, index, np.asarray(state.last)[index])
+        ordered = finished_tokens(ring_cache.drawn, index, np.asarray(state.last)[index])
         drawn = jax.tree.map(np.asarray, weights.fetched(ordered))
     out = {}
     for i, (row, request) in enumerate(requests.items()):
@@ -42,7 +42,7 @@ def in_ring(
     return out
 
 
-def check_finite(requests: Mapping[int, Request], drawn: Mapping[int, Tokens]) -> None:
+def check_finite_draws(requests: Mapping[int, Request], drawn: Mapping[int, Tokens]) -> None:
     """InputError if a token of a request was drawn from logits that are not finite. Both by row."""
     for row, tokens in drawn.items():
         request = requests[row]

@@ -38,7 +38,7 @@ def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> Layers:
     return first + empty(policy.config, rows, most, dtype) if is_pair(policy) else first
 
 
-def run(
+def run_both(
     policy: Policy, params: Params, tokens: Array, positions: Array, attend: Attend, memory: Any = None,
     record: bool = False, **options: Any,
 ) -> tuple[Array, Any]:  # fmt: skip
@@ -69,7 +69,7 @@ def of_both(policy: Policy, params: Params, hidden: Array) -> list[tuple[Params,
     return [(params, hidden[:, :D]), (params["other"], hidden[:, D:])]
 
 
-def beside(first: Weights, second: Weights) -> Weights:
+def paired_weights(first: Weights, second: Weights) -> Weights:
     """The weights of the engine for both policies."""
     return first._replace(
         prompts=first.prompts | {"other": second.prompts},

@@ -16,16 +16,16 @@ from jaxrl_llm.data.chat.rendering import PromptFormat, Rendering
 from jaxrl_llm.sampling.checks import check_ids
 from jaxrl_llm.sampling.live import unseen, whole_characters
 from jaxrl_llm.sampling.requests import NO_TOKENS, Request
-from jaxrl_llm.server.engines import Asked, Engines, Progress
+from jaxrl_llm.server.engines import Engines, Pending, SoFar
 from jaxrl_llm.server.protocol import Answers, Call, Choice, Json, ProtocolError, chat_call, message_of, text_call
 from jaxrl_llm.utils.errors import InputError
-from jaxrl_llm.utils.threads import named
+from jaxrl_llm.utils.threads import error_in_words
 
 MOST_BYTES = 64 * 2**20  # of a request
 DEFAULT_LIMIT = 1024  # tokens of a chat completion that asks for no limit, where the context has room
 
 
-class Endpoint(NamedTuple):
+class ModelServer(NamedTuple):
     """What the routes serve."""
 
     engines: Engines
@@ -49,11 +49,11 @@ class _Made(NamedTuple):
 
     call: Call
     answers: Answers
-    asked: list[Asked]
+    asked: list[Pending]
     reading: Reading | None  # of replies of a chat
 
 
-def application(endpoint: Endpoint) -> web.Application:
+def application(endpoint: ModelServer) -> web.Application:
     """The web application, whose engines run while it does."""
 
     @web.middleware
@@ -104,7 +104,7 @@ def application(endpoint: Endpoint) -> web.Application:
     return app
 
 
-def _made(endpoint: Endpoint, call: Call, chat: bool, number: int) -> _Made:
+def _made(endpoint: ModelServer, call: Call, chat: bool, number: int) -> _Made:
     policy, tokenizer, format = endpoint.engines.policy, endpoint.tokenizer, endpoint.models[call.model]
     reading = None
     try:
@@ -126,11 +126,11 @@ def _made(endpoint: Endpoint, call: Call, chat: bool, number: int) -> _Made:
     name = name % 2**30 + (2**30 if call.seed is not None else 0)
     adapter = call.model if call.model in endpoint.adapters else None
     requests = [Request(tuple(ids), limit, name, choice) for choice in range(call.choices)]
-    asked = [Asked(request, call.how, call.stop, adapter) for request in requests]
+    asked = [Pending(request, call.how, call.stop, adapter) for request in requests]
     return _Made(call, Answers(call, chat, ids, lambda id: str(tokenizer.decode([id]))), asked, reading)
 
 
-def _text(endpoint: Endpoint, made: _Made, progress: Progress) -> str:
+def _text(endpoint: ModelServer, made: _Made, progress: SoFar) -> str:
     """The text of a completion so far, up to a stop string, and without what may yet become one."""
     text = str(endpoint.tokenizer.decode(progress.tokens.token.tolist(), skip_special_tokens=True))
     ends = [at for stop in made.call.stop if (at := text.find(stop)) >= 0]
@@ -143,14 +143,14 @@ def _text(endpoint: Endpoint, made: _Made, progress: Progress) -> str:
     return whole_characters(text[: len(text) - held])
 
 
-async def _finished(endpoint: Endpoint, asked: Asked) -> Progress:
-    last = Progress(NO_TOKENS)
+async def _finished(endpoint: ModelServer, asked: Pending) -> SoFar:
+    last = SoFar(NO_TOKENS)
     async for progress in endpoint.engines.sample(asked):
         last = progress
     return last
 
 
-def _said(endpoint: Endpoint, made: _Made, progress: Progress) -> tuple[Json, str]:
+def _said(endpoint: ModelServer, made: _Made, progress: SoFar) -> tuple[Json, str]:
     """The message or the text of a completion, and why it ended."""
     text, finish = _text(endpoint, made, progress), str(progress.finish)
     if made.reading is None:
@@ -164,7 +164,7 @@ def _said(endpoint: Endpoint, made: _Made, progress: Progress) -> tuple[Json, st
     return {"message": message}, "tool_calls" if reply.calls and finish == "stop" else finish
 
 
-async def _whole(endpoint: Endpoint, made: _Made, request: web.Request) -> web.StreamResponse:
+async def _whole(endpoint: ModelServer, made: _Made, request: web.Request) -> web.StreamResponse:
     every = [asyncio.ensure_future(_finished(endpoint, one)) for one in made.asked]
     try:
         found = await asyncio.gather(*every)
@@ -178,7 +178,7 @@ async def _whole(endpoint: Endpoint, made: _Made, request: web.Request) -> web.S
     return web.json_response(made.answers.whole(choices))
 
 
-async def _pieces(endpoint: Endpoint, made: _Made, index: int) -> AsyncIterator[Choice]:
+async def _pieces(endpoint: ModelServer, made: _Made, index: int) -> AsyncIterator[Choice]:
     """A completion's pieces. Of a reply that may call tools or tell thoughts, the text comes at its end, once read."""
     shown, sent = "", 0
     held = made.reading is not None and (bool(made.call.tools) or bool(made.reading.channels.closed))
@@ -209,7 +209,7 @@ async def _pieces(endpoint: Endpoint, made: _Made, index: int) -> AsyncIterator[
             yield Choice(index, {"delta": message}, new, finish)
 
 
-async def _streamed(endpoint: Endpoint, made: _Made, request: web.Request) -> web.StreamResponse:
+async def _streamed(endpoint: ModelServer, made: _Made, request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
     queue: asyncio.Queue[Choice | BaseException | None] = asyncio.Queue(maxsize=64)
@@ -233,7 +233,7 @@ async def _streamed(endpoint: Endpoint, made: _Made, request: web.Request) -> we
             if choice is None:
                 left -= 1
             elif isinstance(choice, BaseException):
-                wrong = choice if isinstance(choice, InputError) else named(choice)
+                wrong = choice if isinstance(choice, InputError) else error_in_words(choice)
                 await send(ProtocolError(str(wrong), status=500).body)
                 break
             else:

@@ -21,7 +21,7 @@ from jaxrl_llm.sampling.stream import engine_of
 from jaxrl_llm.sampling.unmasking.engine import UnmaskingEngine
 from jaxrl_llm.sampling.weights import Weights, take_weights
 from jaxrl_llm.sampling.weights.adapters import with_adapters
-from jaxrl_llm.utils.threads import named
+from jaxrl_llm.utils.threads import error_in_words
 
 CHUNK = 8  # decode steps between two looks at what arrived; a stream has a piece of text after as many
 MOST_ENGINES = 4  # of different settings, whose caches are kept; as many as there are models, if these are more
@@ -37,7 +37,7 @@ class How(NamedTuple):
     min_p: float = 0.0
 
 
-class Asked(NamedTuple):
+class Pending(NamedTuple):
     """A completion that is asked for."""
 
     request: Request
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
     adapter: str | None = None  # by name; None: the model as it is
 
 
-class Progress(NamedTuple):
+class SoFar(NamedTuple):
     """What there is of a completion."""
 
     tokens: Tokens  # all so far
@@ -54,11 +54,11 @@ class Progress(NamedTuple):
 
 
 Kind = tuple[str | None, How]  # the adapter, where it is alone in its engine, and the settings
-Tell = Callable[[Progress | BaseException], None]
+Tell = Callable[[SoFar | BaseException], None]
 
 
 class _Job(NamedTuple):
-    asked: Asked
+    asked: Pending
     tell: Tell
     cut: Any  # of its stop strings, see `requests.Cut`; None: there are none
 
@@ -100,15 +100,15 @@ class Engines:
         self._inbox.put(None)
         self._thread.join()
 
-    async def sample(self, asked: Asked) -> AsyncIterator[Progress]:
+    async def sample(self, asked: Pending) -> AsyncIterator[SoFar]:
         """The completion as it grows; the last item has a `finish`. Whoever stops iterating gives it up.
 
         Raises what the engine raised, such as InputError for logits that are not finite.
         """
-        loop, told = asyncio.get_running_loop(), asyncio.Queue[Progress | BaseException]()
+        loop, told = asyncio.get_running_loop(), asyncio.Queue[SoFar | BaseException]()
         place: list[tuple[Kind, int]] = []
 
-        def tell(what: Progress | BaseException) -> None:
+        def tell(what: SoFar | BaseException) -> None:
             loop.call_soon_threadsafe(told.put_nowait, what)
 
         cut = cut_at(self.policy.tokenizer, asked.stop) if asked.stop else None
@@ -151,7 +151,7 @@ class Engines:
                 engine.cancel(number)
                 self._end(kind, number, tokens.first(end), "stop")
             elif tokens.size:
-                job.tell(Progress(tokens))
+                job.tell(SoFar(tokens))
         for done in engine.completed():
             job = self._jobs[kind, done.index]
             end = None if job.cut is None else job.cut(done.tokens.token)
@@ -159,7 +159,7 @@ class Engines:
             self._end(kind, done.index, tokens, "stop" if done.ended or end is not None else "length")
 
     def _end(self, kind: Kind, number: int, tokens: Tokens, finish: str) -> None:
-        self._jobs.pop((kind, number)).tell(Progress(tokens, finish))
+        self._jobs.pop((kind, number)).tell(SoFar(tokens, finish))
 
     def _submit(self, job: _Job, place: list[tuple[Kind, int]]) -> None:
         name, request = job.asked.adapter, job.asked.request
@@ -183,7 +183,9 @@ class Engines:
         del self._engines[kind]
         for of, number in list(self._jobs):
             if of == kind:
-                self._jobs.pop((of, number)).tell(error if isinstance(error, Exception) else RuntimeError(named(error)))
+                self._jobs.pop((of, number)).tell(
+                    error if isinstance(error, Exception) else RuntimeError(error_in_words(error))
+                )
 
     def _engine(self, kind: Kind, request: Request) -> Engine | UnmaskingEngine:
         if kind not in self._engines:

@@ -43,7 +43,7 @@ class Asked:
 
 
 @dataclass(eq=False)
-class Request:
+class _Request:
     """What a client sent, perhaps more than once."""
 
     name: str  # its own, else its body
@@ -56,7 +56,7 @@ class EpisodeCalls:
     """What an episode's URL knows."""
 
     key: str = field(default_factory=lambda: secrets.token_urlsafe(16))
-    requests: list[Request] = field(default_factory=list)
+    requests: list[_Request] = field(default_factory=list)
     waiting: list[Asked] = field(default_factory=list)  # that the policy was not asked for yet
     arrived: asyncio.Event = field(default_factory=asyncio.Event)  # set when something waits
     tools: tuple[Json, ...] | None = None  # of its first call
@@ -76,7 +76,7 @@ class EpisodeCalls:
             for one in request.asked:
                 one.answer.cancel()
 
-    def request(self, headers: Mapping[str, str], body: str, call: Call) -> Request:
+    def request(self, headers: Mapping[str, str], body: str, call: Call) -> _Request:
         """The request that was sent before, or a new one, which waits.
 
         A client names its requests, or says which it sends again. Of several that are equal, that is one whose client
@@ -90,12 +90,12 @@ class EpisodeCalls:
             return found
         loop = asyncio.get_running_loop()
         asked = [Asked([dict(one) for one in call.prompt], loop.create_future()) for _ in range(call.choices)]
-        self.requests.append(Request(name or body, asked))
+        self.requests.append(_Request(name or body, asked))
         self.waiting += asked
         self.arrived.set()
         return self.requests[-1]
 
-    def lose(self, request: Request) -> None:
+    def lose(self, request: _Request) -> None:
         """The client of a request went away. The policy is not asked for what still waits."""
         request.lost = True
         if any(one in self.waiting for one in request.asked):
@@ -103,7 +103,7 @@ class EpisodeCalls:
             self.requests.remove(request)
 
 
-class Endpoint:
+class EpisodeRoutes:
     """The routes of all episodes of this process."""
 
     def __init__(self) -> None:
@@ -220,11 +220,11 @@ _lock = threading.Lock()
 
 
 @cache
-def _made_endpoint() -> Endpoint:
-    return Endpoint()
+def _made_endpoint() -> EpisodeRoutes:
+    return EpisodeRoutes()
 
 
-def endpoint() -> Endpoint:
+def endpoint() -> EpisodeRoutes:
     """The endpoint of this process, which begins with its first use."""
     with _lock:
         return _made_endpoint()

@@ -19,9 +19,9 @@ from jaxrl_llm.core.by_value import name_of
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.protocol import Environment, Observation, finite
-from jaxrl_llm.server.episodes import Asked, Endpoint, EpisodeCalls, endpoint
+from jaxrl_llm.server.episodes import Asked, EpisodeCalls, EpisodeRoutes, endpoint
 from jaxrl_llm.utils.errors import InputError, shown
-from jaxrl_llm.utils.threads import called, named
+from jaxrl_llm.utils.threads import called, error_in_words
 
 Play = Callable[[str, str, dict[str, Any]], float | Awaitable[float | None] | None]
 """(base URL, API key, row of the data set) -> the episode's reward, or None for that of the run's reward functions."""
@@ -136,7 +136,7 @@ class Harness:
             quiet = not done
             arrival.cancel()
         if (error := self._playing.exception()) is not None:
-            raise RuntimeError(f"the harness raised {named(error)}")
+            raise RuntimeError(f"the harness raised {error_in_words(error)}")
         return Observation(done=True)
 
     def _told(self, asked: Sequence[Asked]) -> Observation:
@@ -166,7 +166,7 @@ def _found(waiting: Sequence[Asked], expected: Sequence[str]) -> list[Asked]:
     return found
 
 
-def _give_up(serves: Endpoint, name: str, playing: asyncio.Task[float | None] | None) -> None:
+def _give_up(serves: EpisodeRoutes, name: str, playing: asyncio.Task[float | None] | None) -> None:
     """Answer an episode's calls no more, and end what plays. In the endpoint's loop."""
     if (calls := serves.episodes.pop(name, None)) is not None:
         calls.end()

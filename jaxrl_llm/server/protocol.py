@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.data.chat.calls import Reply
-from jaxrl_llm.data.chat.messages import text_of
+from jaxrl_llm.data.chat.messages import text_of_content
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.server.engines import How
 from jaxrl_llm.utils.errors import shown
@@ -246,7 +246,7 @@ def message_of(reply: Reply, name: str | None = None) -> Json:
 
     name: of the reply, from which ids of calls follow; None: they are new.
     """
-    message: Json = {"role": "assistant", "content": text_of(reply.message.get("content"))}
+    message: Json = {"role": "assistant", "content": text_of_content(reply.message.get("content"))}
     if thought := reply.message.get("reasoning_content"):
         message["reasoning_content"] = thought
     if reply.calls:

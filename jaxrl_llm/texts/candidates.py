@@ -80,7 +80,7 @@ def top(memory: Sequence[Candidate], count: int) -> tuple[Candidate, ...]:
     return tuple(sorted(memory, key=lambda one: -one.mean)[:count])
 
 
-def begun(text: str) -> State:
+def initial_state(text: str) -> State:
     """The state of a run that begins with a text, which has not been tried."""
     return State(text, (Candidate(text),))
 
@@ -96,7 +96,7 @@ def softmax(weights: Sequence[float], temperature: float = 1.0) -> np.ndarray:
     return found / found.sum()
 
 
-def drawn(random: np.random.Generator, probabilities: np.ndarray, count: int) -> list[int]:
+def draw_places(random: np.random.Generator, probabilities: np.ndarray, count: int) -> list[int]:
     """`count` different places (fewer where fewer have a probability), in the order in which they are drawn."""
     there = int(np.count_nonzero(probabilities))
     return (

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxrl_llm.algorithms.describe import beside_of, searched, table_of
+from jaxrl_llm.algorithms.describe import beside_of, searchable_text, table_of
 from jaxrl_llm.algorithms.method import Facts, facts_of
 from jaxrl_llm.core.arguments.signatures import TEXT_METHODS
 from jaxrl_llm.texts import methods
@@ -60,7 +60,9 @@ def facts(name: str) -> Facts:
 def lines(find: str = "") -> str:
     """The methods with their years and titles, after that of the family; "" where none has all of the words."""
     words = find.lower().split()
-    found = [name for name in names() if all(word in searched(name, constructor(name), facts(name)) for word in words)]
+    found = [
+        name for name in names() if all(word in searchable_text(name, constructor(name), facts(name)) for word in words)
+    ]
     width = max(map(len, found), default=0)
     listed = [f"  {name:{width}}   {facts(name).year}  {_about(name)[0]}" for name in found]
     return "\n".join([(methods.__doc__ or "").strip().removesuffix("."), *listed]) if found else ""

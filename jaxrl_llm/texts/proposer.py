@@ -40,7 +40,7 @@ def check_slots(name: str, template: str, slots: Sequence[str]) -> None:
         raise InputError(f"the template {name} is {shown(template)}, without {' and '.join(lacking)}: put it in")
 
 
-def filled(template: str, **values: str) -> str:
+def fill_template(template: str, **values: str) -> str:
     """The template with each {name} replaced; other braces stay as they are, and so do those of the values."""
     return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), template)
 
@@ -50,14 +50,14 @@ def worked_example(question: str, answer: str) -> str:
     return f"{USER}{question.strip()}\n{ASSISTANT}{answer.strip()}"
 
 
-def split(text: str) -> tuple[str, list[str]]:
+def split_text(text: str) -> tuple[str, list[str]]:
     """The instruction of a text, and its worked examples."""
     first, *rest = f"\n\n{text}".split(f"\n\n{USER}")
     return first.strip(), [USER + one.strip() for one in rest]
 
 
-def joined(instruction: str, examples: Sequence[str]) -> str:
-    """The text of an instruction and worked examples; see `split`."""
+def join_text(instruction: str, examples: Sequence[str]) -> str:
+    """The text of an instruction and worked examples; see `split_text`."""
     return "\n\n".join(filter(None, [instruction.strip(), *examples]))
 
 
@@ -93,12 +93,12 @@ def propose(
     replies = iter(one_each(engine, asked))
     found = list[str]()
     for brief, examples in plans:
-        instruction, own = split(brief.text)
+        instruction, own = split_text(brief.text)
         if examples:
             found.append(_with_examples(engine, instruction, brief.right, shots))
             continue
         reply = instruction_of(next(replies))
-        found.append(joined(reply, own) if reply else "")
+        found.append(join_text(reply, own) if reply else "")
     engine.counts["texts/proposed"] += len(found)
     return found
 
@@ -121,7 +121,7 @@ def accepted(engine: Engine, texts: Sequence[str], known: Sequence[str]) -> list
 def _question(brief: Brief, template: str) -> str:
     summary = f"{brief.summary.strip()}\n\n" if brief.summary.strip() else ""
     right, wrong = shown_answers(brief.right), shown_answers(brief.wrong)
-    return filled(template, text=split(brief.text)[0], summary=summary, right=right, wrong=wrong)
+    return fill_template(template, text=split_text(brief.text)[0], summary=summary, right=right, wrong=wrong)
 
 
 def _with_examples(engine: Engine, instruction: str, right: Sequence[Answer], shots: int) -> str:
@@ -129,7 +129,7 @@ def _with_examples(engine: Engine, instruction: str, right: Sequence[Answer], sh
     order = [right[i] for i in engine.random.permutation(len(right))]
     by_question = {one.question: one for one in order if one.text.strip()}
     examples = [worked_example(one.question, one.text) for one in list(by_question.values())[:shots]]
-    return joined(instruction, examples) if examples else ""
+    return join_text(instruction, examples) if examples else ""
 
 
 SLOTS = ("question", "first", "second")
@@ -178,7 +178,7 @@ def compare(engine: Engine, pairs: Sequence[tuple[str, str, str]], votes: int, t
         for vote in range(votes):
             swap = (begin + vote) % 2 == 1
             first, second = (new, old) if swap else (old, new)
-            questions.append(filled(template, question=question, first=first, second=second))
+            questions.append(fill_template(template, question=question, first=first, second=second))
             new_first.append(swap)
     letters = [verdict(reply) for reply in one_each(engine, questions)]
     for_new = sum(one == ("A" if first else "B") for one, first in zip(letters, new_first, strict=True))

@@ -56,7 +56,7 @@ class UnwrittenFolder(RunFolder):
 
 
 MakeSource = Callable[[RunParts], Source]
-__all__ = ["Given", "Inputs", "MakeSource", "OfRows", "begun", "of_values"]
+__all__ = ["Given", "Inputs", "MakeSource", "OfRows", "of_values", "prepared_run"]
 
 
 def of_values(config: TrainConfig, algorithm: Given | None, values: Mapping[str, Any]) -> TrainConfig:
@@ -71,7 +71,7 @@ def of_values(config: TrainConfig, algorithm: Given | None, values: Mapping[str,
 
 
 @contextmanager
-def begun(
+def prepared_run(
     config: TrainConfig,
     resume: bool,
     inputs: Inputs | None,

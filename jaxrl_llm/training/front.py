@@ -92,7 +92,7 @@ def grow_front(
             return
         one = fitted(replace(one, output=str(folder / name), seed=config.seed + len(known)))
         train(one, resume=has_begun(one, False))
-        means = measured(one, samples)
+        means = _measured(one, samples)
         known[name] = {"name": name, "folder": name, **facts, "means": means}
         front = Front(tuple(means), list(known.values()))
         _write(folder, settings, front)
@@ -119,7 +119,7 @@ def grow_front(
     return front
 
 
-def measured(config: TrainConfig, samples: int = 1) -> dict[str, float]:
+def _measured(config: TrainConfig, samples: int = 1) -> dict[str, float]:
     """The mean of each reward of a finished run's policy on its held-out prompts, by name.
 
     samples: of each prompt, greedy if there is one, else at temperature 1. NaN where a reward scored nothing.

@@ -24,13 +24,13 @@ from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.health.first_checks import (
     Rows,
+    available_columns,
     check_answers,
     check_conversations,
     check_model,
     check_rewards,
     checked_rewards,
     closing_on_error,
-    columns_of,
     make_rewards,
     prompt_options,
     prompt_source,
@@ -41,7 +41,7 @@ from jaxrl_llm.utils.starting import phase
 HELD_OUT_SEED = 2**31 - 1  # generates held-out prompts; differs from the seed of the training prompts
 
 
-class Prompts(NamedTuple):
+class DatasetPrompts(NamedTuple):
     """Rows of the data set, deduplicated by prompt, unless they are read as they are drawn."""
 
     training: Rows | PromptRows
@@ -53,7 +53,7 @@ class Prompts(NamedTuple):
 class Inputs(NamedTuple):
     """Prompts and rewards of a run."""
 
-    prompts: Prompts
+    prompts: DatasetPrompts
     rewards: list[Reward]
 
     @property
@@ -124,7 +124,7 @@ def evaluation_inputs(
 def _checked(config: TrainConfig, rewards: list[Reward], *sets: Sequence[dict[str, Any]]) -> Iterator[None]:
     """InputError if rewards do not fit each other or these sets of rows. Closes the rewards on exit."""
     try:
-        check_rewards(rewards, columns_of(config, *sets), config.eval_reward)
+        check_rewards(rewards, available_columns(config, *sets), config.eval_reward)
         check_answers(rewards, *sets)
         check_conversations(config, rewards, *sets)
         yield
@@ -132,7 +132,7 @@ def _checked(config: TrainConfig, rewards: list[Reward], *sets: Sequence[dict[st
         close_rewards(rewards)
 
 
-def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Prompts:
+def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> DatasetPrompts:
     """Training and held-out rows; no prompt is in both (of rows that are read as they are drawn, none that is drawn).
 
     source: of the training prompts, instead of the configured path.
@@ -161,11 +161,11 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
         order = np.random.default_rng(config.seed).permutation(len(rows))
         held_out, rows = _take(rows, order[:size])[:], _take(rows, order[size:])
     if isinstance(rows, PromptRows):
-        return Prompts(rows, without(held_out, [], same), 0, tuple(notes))
+        return DatasetPrompts(rows, without(held_out, [], same), 0, tuple(notes))
     rows = without(rows, held_out, same)
     if not rows:
         raise InputError(f"every prompt of {config.prompts} is a held-out prompt too: lower eval_size")
-    return Prompts(rows, held_out, conflicting(loaded) if same is same_prompt else 0, tuple(notes))
+    return DatasetPrompts(rows, held_out, conflicting(loaded) if same is same_prompt else 0, tuple(notes))
 
 
 def same_task(config: TrainConfig) -> Same:
@@ -238,7 +238,11 @@ def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[s
 
 
 def prompt_sets(
-    config: TrainConfig, tokenizer: Any, context: int, prompts: Prompts | None = None, vocabulary: int | None = None
+    config: TrainConfig,
+    tokenizer: Any,
+    context: int,
+    prompts: DatasetPrompts | None = None,
+    vocabulary: int | None = None,
 ) -> tuple[PromptSet, PromptSet | None]:
     """Training and held-out prompts, tokenised; no prompt is in both.
 

@@ -18,13 +18,13 @@ from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.health.goodput import lap_metrics
 from jaxrl_llm.training.health.profiling import profiled
-from jaxrl_llm.training.metrics import Learned, count_step, scored_rows, without_nan
+from jaxrl_llm.training.metrics import Learned, count_step, without_nan, without_padding
 from jaxrl_llm.training.notes import closing_summary, opening_notes, trend_warnings
 from jaxrl_llm.utils.errors import InputError
 
 if TYPE_CHECKING:
     from jaxrl_llm.training.running import Running
-    from jaxrl_llm.training.step import Judged
+    from jaxrl_llm.training.step import StepOutcome
 
 
 class Journal(NamedTuple):
@@ -68,7 +68,13 @@ def say_opening(run: Running, journal: Journal) -> None:
 
 
 def write_step(
-    run: Running, journal: Journal, step: int, found: Step, learned: Learned, metrics: dict[str, float], judged: Judged
+    run: Running,
+    journal: Journal,
+    step: int,
+    found: Step,
+    learned: Learned,
+    metrics: dict[str, float],
+    judged: StepOutcome,
 ) -> None:
     """Write down a step: its counts and notes, metrics, groups, and completions when it is time for them."""
     config, folder, loop = run.config, run.folder, run.loop
@@ -79,7 +85,7 @@ def write_step(
     journal.writer.write(step + 1, metrics)  # files count the steps that are done, as the console does
     folder.log_groups(step + 1, found, journal.judge)
     if config.log_completions_every and (step % config.log_completions_every == 0 or step == config.steps - 1):
-        rows, tokenizer = scored_rows(found, learned), run.parts.tokenizer
+        rows, tokenizer = without_padding(found, learned), run.parts.tokenizer
         folder.log_completions(step + 1, "train", tokenizer, rows, found.rows, judge=journal.judge)
     journal.progress.update(step, metrics)
 

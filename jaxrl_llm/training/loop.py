@@ -4,12 +4,12 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_llm.training.begin import Given, Inputs, MakeSource, OfRows, begun, of_values
+from jaxrl_llm.training.begin import Given, Inputs, MakeSource, OfRows, of_values, prepared_run
 from jaxrl_llm.training.config import TrainConfig, inside
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.report import write_report
 from jaxrl_llm.training.journal import opened, say_opening, write_step, write_summary
-from jaxrl_llm.training.running import Running, evaluate, guarded, next_batch, steps
+from jaxrl_llm.training.running import Running, evaluate_and_log, next_batch, saved_on_preemption, steps
 from jaxrl_llm.training.step import learn_from, measured, without_spike
 from jaxrl_llm.utils.keywords import checked_keywords
 
@@ -59,7 +59,7 @@ def train(
     """
     values = {"rewards": rewards, "environment": environment, "tools": tools, "harness": harness}
     config = of_values(config, algorithm, values)
-    with begun(config, resume, inputs, accept_changed_inputs, algorithm, source, curriculum) as run:
+    with prepared_run(config, resume, inputs, accept_changed_inputs, algorithm, source, curriculum) as run:
         _run(run)
         run.stop_if_told()  # a report takes seconds; the resumed run writes it
         try:
@@ -73,15 +73,15 @@ def train(
 
 def _run(run: Running) -> None:
     """The steps of a run, from its first or from its checkpoint, between two evaluations."""
-    with opened(run) as journal, guarded(run, journal):
+    with opened(run) as journal, saved_on_preemption(run, journal):
         say_opening(run, journal)
-        evaluate(run, journal, "eval_before", "before training")
+        evaluate_and_log(run, journal, "eval_before", "before training")
         for step in steps(run, journal):
             found = next_batch(run, step)
             learned = learn_from(run, found, step)
             metrics = measured(run, found, learned)
             write_step(run, journal, step, found, learned, metrics, without_spike(run))
-        evaluate(run, journal, "eval_after", "after training")
+        evaluate_and_log(run, journal, "eval_after", "after training")
         write_summary(run, journal)
 
 

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
-from jaxrl_llm.algorithms.given import from_file, name_of
+from jaxrl_llm.algorithms.given import from_file, function_name
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.signatures import PYTHON, is_in_file
@@ -25,7 +25,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.rewards.graded import MODES
-from jaxrl_llm.rewards.specs import weights_of
+from jaxrl_llm.rewards.specs import weights_in_words
 from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 from jaxrl_llm.training.asynchrony import check_asynchrony, with_correction
 from jaxrl_llm.training.config import TrainConfig
@@ -51,7 +51,7 @@ def named(config: TrainConfig, given: Given | None) -> TrainConfig:
         return dataclasses.replace(config, algorithm=given)
     build_of(given)  # raises InputError for a value of another type
     if not isinstance(given, Algorithm):
-        name = name_of(given)
+        name = function_name(given)
         published = CATALOGUE.get(name)
         known = given in (published, getattr(published, "__wrapped__", None))
         return dataclasses.replace(config, algorithm=name if known else PYTHON + name)
@@ -83,7 +83,7 @@ def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm
     """
     config = named(config, given)
     facts: dict[str, Any] = {"max_length": config.max_new_tokens, "total_steps": config.steps}
-    facts["reward_stages"] = weights_of(config.rewards)
+    facts["reward_stages"] = weights_in_words(config.rewards)
     published = config.algorithm in CATALOGUE
     chosen = {name: x for name, x in config.hyperparameters.items() if name != "without" or not published}
     build = build_of(config.algorithm if given is None else given)
@@ -164,7 +164,7 @@ def record_of(config: TrainConfig, algorithm: Algorithm, given: Given | None = N
     if inspect.isfunction(given):
         with contextlib.suppress(OSError, SyntaxError, TokenError):  # no source is kept, or another one by now
             source = inspect.getsource(given)
-            if name_of(given) in source.partition("\n")[0] or source.startswith("@") or "lambda" in source:
+            if function_name(given) in source.partition("\n")[0] or source.startswith("@") or "lambda" in source:
                 record["source"] = source  # and not what the file says there by now
     return record
 

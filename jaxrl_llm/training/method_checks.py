@@ -10,7 +10,7 @@ from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.reporting.credit import compares_samples
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.method_settings import hyperparameters_of
+from jaxrl_llm.training.config.method_settings import catalogue_hyperparameters
 from jaxrl_llm.utils.errors import InputError, unknown
 
 
@@ -22,7 +22,9 @@ def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
     if algorithm.target is not None:  # a critic says which of its actions are good, also of a single sample
         return
     if (size := config.group_size) > 1:
-        of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
+        of_sets = {
+            name: value for name, value in catalogue_hyperparameters(config).items() if name in ("k", "set_size")
+        }
         for name, value in of_sets.items():
             if isinstance(value, int) and value > size:
                 raise InputError(f"{config.algorithm}: {name} is {value}, but must be at most group_size {size}")
@@ -72,7 +74,7 @@ def check_passes(config: TrainConfig, algorithm: Algorithm) -> None:
 
 def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
     """InputError if a hyper-parameter that names a reward does not name one of the run's."""
-    named, known = hyperparameters_of(config).get("accuracy"), [reward.name for reward in rewards]
+    named, known = catalogue_hyperparameters(config).get("accuracy"), [reward.name for reward in rewards]
     if named is not None and named not in known:
         raise unknown(f"reward for the hyper-parameter accuracy of {config.algorithm}", named, known)
 

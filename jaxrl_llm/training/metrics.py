@@ -72,7 +72,7 @@ def step_metrics(parts: RunParts, found: Step, learned: Learned, took: float, ta
 
     took: seconds of the step so far. taken: gradient steps before it.
     """
-    scored, batch = scored_rows(found, learned), learned.batch
+    scored, batch = without_padding(found, learned), learned.batch
     metrics = {**learned.metrics, "signal": signal(batch), "packing/filled": learned.filled}
     shaped, reward = np.asarray(batch.need("reward"))[: len(scored.texts)], np.asarray(scored.batch.need("reward"))
     if not np.array_equal(shaped, reward, equal_nan=True) and not np.isnan(shaped).all():
@@ -88,7 +88,7 @@ def step_metrics(parts: RunParts, found: Step, learned: Learned, took: float, ta
     return metrics | {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
 
 
-def scored_rows(found: Step, learned: Learned) -> Scored:
+def without_padding(found: Step, learned: Learned) -> Scored:
     """The prepared batch without padding rows, with the rewards as scored and the actions of unscored rows, for the
     logs."""
     rows, batch, scored = len(found.scored.texts), learned.batch, found.scored

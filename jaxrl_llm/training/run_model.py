@@ -24,7 +24,7 @@ from jaxrl_llm.models.policy import Params, Policy, with_sink_slots
 from jaxrl_llm.models.quantised.layers import frozen_weight
 from jaxrl_llm.models.scores import init_reward_model, padding_of
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.method_settings import hyperparameters_of
+from jaxrl_llm.training.config.method_settings import catalogue_hyperparameters
 from jaxrl_llm.training.folder.checksums import checksums, structure
 from jaxrl_llm.utils.errors import InputError, several
 
@@ -94,7 +94,7 @@ def load_scoring(config: TrainConfig, labels: int, spread: Shardings | None) -> 
     """
     if config.sink_slots:
         raise InputError(f"{config.algorithm} trains a reward model, which has no sink slots: leave out sink_slots")
-    separator = hyperparameters_of(config).get("separator")
+    separator = catalogue_hyperparameters(config).get("separator")
     how: dict[str, Any] = {
         "dtype": config.dtype, "param_dtype": config.param_dtype, "remat": remat_of(config), "shardings": spread,
         "adapter": config.adapter, "context": config.context_tokens or None,

@@ -66,7 +66,7 @@ class Running:
 
 
 @contextmanager
-def guarded(run: Running, journal: Journal) -> Iterator[None]:
+def saved_on_preemption(run: Running, journal: Journal) -> Iterator[None]:
     """Save the steps that are done when the run is preempted, and explain a device's memory that runs out."""
     with (
         explained(run.config, run.clock, lambda: arrays_of(run.parts, run.state)),
@@ -104,7 +104,7 @@ def steps(run: Running, journal: Journal) -> Iterator[int]:
         yield step
         loop.step = step + 1
         if config.eval_every and loop.step % config.eval_every == 0 and loop.step < config.steps:
-            evaluate(run, journal, "eval_latest", f"after step {loop.step}")
+            evaluate_and_log(run, journal, "eval_latest", f"after step {loop.step}")
         last = loop.step == config.steps or stalled(config, loop.summary, loop.step)
         if last or (config.checkpoint_every and loop.step % config.checkpoint_every == 0):
             save_now(run, journal)
@@ -113,7 +113,7 @@ def steps(run: Running, journal: Journal) -> Iterator[int]:
             raise Preempted
 
 
-def evaluate(run: Running, journal: Journal, name: str, title: str) -> None:
+def evaluate_and_log(run: Running, journal: Journal, name: str, title: str) -> None:
     """Sample the held-out prompts and say, log and summarise the figures, as `name`; nothing without such prompts.
 
     The evaluation before training is of the run as it begins: a resumed run has it already, unless its result was lost.

@@ -14,7 +14,7 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.rewards import close_rewards
 from jaxrl_llm.rewards.models.steps import on_devices
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
-from jaxrl_llm.rollouts.asynchronous.session import Session, portable
+from jaxrl_llm.rollouts.asynchronous.session import SamplerSession, portable
 from jaxrl_llm.rollouts.asynchronous.source import beside_updates
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.sampling.weights.sent import Receiver, receiver
@@ -63,7 +63,7 @@ def _serve(connection: Connection, say: Callable[[str], object]) -> None:
                 connection.send(("raised", portable(error)))
             raise
         rule = Asynchrony(config.max_staleness, config.steps, keep=config.stale_cache == "keep")
-        session = Session(connection, beside_updates(setup, rule), rule, of)
+        session = SamplerSession(connection, beside_updates(setup, rule), rule, of)
         connection.send(("answer", of.options))
         session.run()
     finally:

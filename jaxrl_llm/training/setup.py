@@ -11,7 +11,7 @@ from jaxrl_llm.algorithms import Given
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.needs import values_of
-from jaxrl_llm.core.reference import REFERENCE, Update, chosen
+from jaxrl_llm.core.reference import REFERENCE, Update, chosen_snapshot
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
@@ -38,7 +38,12 @@ from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_p
 from jaxrl_llm.training.method import check_method, method_digests, named, optimizer_of, record_of, with_routing
 from jaxrl_llm.training.method_checks import check_components, check_likelihood
 from jaxrl_llm.training.other_policies.reference import first_policies, fixed_reference, update_rules, wants_reference
-from jaxrl_llm.training.other_policies.teacher import ServerTeacher, check_column_of_teachers, load_teacher, weights_of
+from jaxrl_llm.training.other_policies.teacher import (
+    ServerTeacher,
+    check_column_of_teachers,
+    load_teacher,
+    teacher_list,
+)
 from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
 from jaxrl_llm.training.rollout.agents import agent_digests, check_agent, tell_ends
 from jaxrl_llm.training.run_model import WEIGHTS, keep_of, load_model, model_digests, split_parameters
@@ -75,7 +80,7 @@ class RunParts(NamedTuple):
     def first_reference(self) -> Any:
         """The parameters of the reference before the first update, or a `Mixture`; None without a reference."""
         moving = self.policies.get(REFERENCE)
-        return self.reference if moving is None else combine(self.frozen, chosen(moving))
+        return self.reference if moving is None else combine(self.frozen, chosen_snapshot(moving))
 
     @property
     def computed_teacher(self) -> FrozenPolicy | Teachers | None:
@@ -153,7 +158,7 @@ def set_up(
     digests |= of_models
     with phase("load the teacher"):
         teacher = load_teacher(config, policy, tokenizer, mesh)
-    for name, one in weights_of(config, teacher):
+    for name, one in teacher_list(config, teacher):
         digests[f"the weights of the teacher {name}"] = model_digests(one.params, tokenizer)[WEIGHTS]
     hook = hook_of(config, algorithm, own_source)
     league = None if own_source else rollout_of(config, algorithm).demands.league

@@ -103,7 +103,7 @@ def restore(
     """
     loop = LoopState()
     changes = partial(check_changes, config=config, folder=os.getcwd(), digests=parts.digests, accept=accept)
-    params, rest = shapes_of(state)
+    params, rest = shapes_of_state(state)
     if checkpoints.steps():  # the new state is not needed: make room for the one that is read
         jax.tree.map(lambda x: x.delete(), (state.train, state.memory, state.policies))
     restored = checkpoints.latest(params, rest, check=changes)
@@ -138,7 +138,7 @@ def restore(
     return state, loop
 
 
-def shapes_of(state: RunState) -> tuple[Any, Any]:
+def shapes_of_state(state: RunState) -> tuple[Any, Any]:
     """Shapes, with their shardings, of the parameters and of the rest of the state, as `Checkpoints.latest` asks."""
     now = (state.train.params, _rest(state))
     params, rest = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), now)

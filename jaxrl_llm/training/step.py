@@ -21,8 +21,8 @@ from jaxrl_llm.core.needs import asks_for
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.hosts import to_numpy
-from jaxrl_llm.learner.checks import check_provided
-from jaxrl_llm.learner.microbatches import filled
+from jaxrl_llm.learner.checks import check_batch_provides
+from jaxrl_llm.learner.microbatches import filled_share
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal
 from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.models.parameters import combine
@@ -31,13 +31,13 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.health.goodput import Clock, useful
-from jaxrl_llm.training.health.loss_spikes import Rule, judge
+from jaxrl_llm.training.health.loss_spikes import SpikeRule, judge
 from jaxrl_llm.training.method import balance_of
 from jaxrl_llm.training.metrics import Learned, step_metrics
 from jaxrl_llm.training.other_policies.reference import moved, reference_now, with_second_policy
 from jaxrl_llm.training.other_policies.teacher import for_teacher
 from jaxrl_llm.training.setup import RunParts
-from jaxrl_llm.training.state import LoopState, RunState, restored_state, shapes_of
+from jaxrl_llm.training.state import LoopState, RunState, restored_state, shapes_of_state
 
 if TYPE_CHECKING:
     from jaxrl_llm.training.running import Running
@@ -69,7 +69,7 @@ def learn(
         stale: Any = np.maximum(np.where(batch.action_mask, step - batch.policy_step, 0), 0)
         batch = batch.with_info(staleness=stale)
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
-    check_provided(batch, learner.algorithm.needs - later)
+    check_batch_provides(batch, learner.algorithm.needs - later)
     batch = for_teacher(parts.teacher, batch, parts.prompts.rows, learner.algorithm.needs)
     batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
     if "feedback" in learner.algorithm.needs:  # None before the first update
@@ -89,7 +89,7 @@ def learn(
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
     policies = moved(parts.rules, policies, train.params, step + 1)
     state = state._replace(train=train, memory=memory, policies=policies)
-    return state, Learned(batch, metrics, filled(steps))
+    return state, Learned(batch, metrics, filled_share(steps))
 
 
 def learn_from(run: Running, found: Step, step: int) -> Learned:
@@ -109,16 +109,16 @@ def measured(run: Running, found: Step, learned: Learned) -> dict[str, float]:
     return metrics
 
 
-def without_spike(run: Running) -> Judged:
+def without_spike(run: Running) -> StepOutcome:
     """Go back to the last checkpoint if the step was a loss spike; see the module."""
-    judged = Judged(run.state)
+    judged = StepOutcome(run.state)
     if run.config.spike_factor:
         judged = undo_spike(run.config, run.state, run.loop, run.checkpoints, run.clock)
     run.state = judged.state
     return judged
 
 
-class Judged(NamedTuple):
+class StepOutcome(NamedTuple):
     """What comes of a step."""
 
     state: RunState  # to go on from
@@ -126,26 +126,28 @@ class Judged(NamedTuple):
     notes: Sequence[str] = ()  # to print
 
 
-def undo_spike(config: TrainConfig, state: RunState, loop: LoopState, checkpoints: Checkpoints, clock: Clock) -> Judged:
+def undo_spike(
+    config: TrainConfig, state: RunState, loop: LoopState, checkpoints: Checkpoints, clock: Clock
+) -> StepOutcome:
     """Go back to the last checkpoint if step `loop.step` is a spike.
 
     state: after that step, whose metrics are `loop.feedback`. If the step is undone its parameters and moments are
     deleted, so that there are never two copies, and the loop's feedback is as of the checkpoint.
     """
-    rule = Rule(config.spike_metrics, config.spike_factor, config.spike_window, config.spike_rollbacks)
+    rule = SpikeRule(config.spike_metrics, config.spike_factor, config.spike_window, config.spike_rollbacks)
     there = bool(checkpoints.steps())
     number = f"step {loop.step + 1}"
     loop.spikes, spike, undo = judge(loop.spikes, loop.step, loop.feedback, rule, undoable=there)
     if not undo:
         why = f"{rule.rollbacks} in {rule.window} steps were" if there else "there is no checkpoint to go back to"
-        return Judged(state, {"rollback": 0.0}, [f"{number}: {spike}; not rolled back: {why}"] if spike else [])
+        return StepOutcome(state, {"rollback": 0.0}, [f"{number}: {spike}; not rolled back: {why}"] if spike else [])
     with clock("checkpoint"):
         checkpoints.wait()
-        shapes = shapes_of(state)
+        shapes = shapes_of_state(state)
         jax.tree.map(lambda x: x.delete(), state.train)
         restored = checkpoints.latest(*shapes)
     assert restored is not None  # `latest` raises InputError where none can be used
     loop.feedback = restored.meta["feedback"]
     loop.undone = restored.meta.get("undone", 0.0) + useful(clock.seconds) - useful(restored.meta["seconds"])
     note = f"{number}: {spike}; going back to the checkpoint of step {restored.step}, and on with the next prompts"
-    return Judged(restored_state(restored, state.source), {"rollback": 1.0}, [note])
+    return StepOutcome(restored_state(restored, state.source), {"rollback": 1.0}, [note])

@@ -43,7 +43,7 @@ TOLD = (
 )
 
 
-def named(error: BaseException) -> str:
+def error_in_words(error: BaseException) -> str:
     """The type and the message of an exception, whose `__str__` may raise, too."""
     try:
         return f"{type(error).__name__}: {error}"
@@ -68,7 +68,7 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             outcome = answered.set_result, context.run(function, *arguments)
         except BaseException as error:
-            outcome = answered.set_exception, RuntimeError(named(error))
+            outcome = answered.set_exception, RuntimeError(error_in_words(error))
         with contextlib.suppress(RuntimeError):  # the event loop is closed: the result is no longer needed
             loop.call_soon_threadsafe(tell, *outcome)
 
@@ -92,7 +92,7 @@ async def contained(work: Awaitable[T]) -> T:
             raise
         if isinstance(error, Exception) and not isinstance(error, TimeoutError):
             raise
-        raise RuntimeError(named(error)) from None
+        raise RuntimeError(error_in_words(error)) from None
 
 
 class _Loop:

@@ -23,7 +23,7 @@ from jaxrl_llm.algorithms.describe import (
     method_card,
     page,
     parameters,
-    values_of,
+    valid_values,
 )
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.arguments.hyperparameters import Origin
@@ -65,7 +65,7 @@ def test_its_page_has_each_parameter_once(name: str) -> None:
     table = said.partition("Hyper-parameters")[2].partition("Needs beyond")[0]
     for one in parameters(name):
         (line,) = (line for line in table.splitlines() if line.startswith(f"  {one.name} = "))
-        assert values_of(name, one) in line
+        assert valid_values(name, one) in line
         assert (one.origin or "") in line
     assert f"algorithm = {name}()" in program
     assert f"Tested by: tests/algorithms/{method_card(name).facts.test}" in program

@@ -16,7 +16,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import build_of, constructor
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.annotations import Baseline
-from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter, checked, hyperparameters_of
+from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter, checked_method, hyperparameters_of
 from jaxrl_llm.core.arguments.signatures import of_function
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.training.config import TrainConfig
@@ -123,7 +123,7 @@ def test_types_are_checked_with_annotations_of_both_kinds() -> None:
     text = dict(zip(inspect.signature(plain).parameters, WRITTEN, strict=False))
     assert hyperparameters_of(written_as(text)) == found[:-1]
     good = {"number": 0.5, "whole": 1, "flag": True, "maybe": None, "either": 0.5, "scale": "a", "name": "mean"}
-    method = checked(plain)
+    method = checked_method(plain)
     assert isinstance(method(**good, free=object()), Algorithm)
     for name, value, message in [
         ("number", "0.5", "plain: number is '0.5', but must be a number"),

@@ -15,7 +15,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.prompts.inspo import _new, instruction_population
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.curriculum.records import facts_of
+from jaxrl_llm.curriculum.records import prompt_facts
 from jaxrl_llm.curriculum.rules import Outcome
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.utils.errors import InputError
@@ -49,7 +49,7 @@ def observed(machine: Any, state: Any, step: Step) -> Any:
 def test_the_population_by_hand() -> None:
     """Three steps: weights are running means; the failed answers make a question; one of two proposals comes in."""
     machine = instruction_population(("plain", "curt"), 0.1, every=3, proposals=2, checks=2, failures=1)(
-        facts_of(ROWS, 7)
+        prompt_facts(ROWS, 7)
     )
     state, size = dict(machine.start), machine.size
     assert [size(state, 4)] == [4]
@@ -96,7 +96,7 @@ def test_the_population_by_hand() -> None:
 
 
 def test_a_proposal_that_is_no_better_stays_out() -> None:
-    machine = instruction_population(("plain", "curt"), every=2, proposals=1, checks=1)(facts_of(ROWS, 7))
+    machine = instruction_population(("plain", "curt"), every=2, proposals=1, checks=1)(prompt_facts(ROWS, 7))
     state = {**machine.start, "step": 1, "total": [1.0, 1.0], "count": [1.0, 1.0], "trial": ["other"], "failed": []}
     ids = [i for i in range(12) if machine.score(state, type("P", (), {"ids": np.array([i])}), None)[0] > 0]
     step, rows = step_of(machine, state, ids, lambda row, i: [1, 0])
@@ -108,7 +108,7 @@ def test_a_proposal_that_is_no_better_stays_out() -> None:
 
 def test_instructions_are_drawn_by_their_weights() -> None:
     """The card's examples, by the shares of draws."""
-    facts = facts_of([{"prompt": str(i)} for i in range(3000)], 3)
+    facts = prompt_facts([{"prompt": str(i)} for i in range(3000)], 3)
     for temperature, shares in ((1.0, [0.280013, 0.377978, 0.342009]), (0.1, [0.035119, 0.705385, 0.259496])):
         machine = instruction_population(("a", "b", "c"), temperature)(facts)
         state = {**machine.start, "total": [0.2, 0.5, 0.4], "count": [1.0] * 3}

@@ -78,7 +78,7 @@ def test_it_is_the_model_of_rounded_products(vectors: Any, monkeypatch: pytest.M
     def product(x: Any, weight: Any) -> Any:
         return by_numpy(x, weight.weight.reshape(x.shape[1], -1))
 
-    monkeypatch.setattr(projections, "product", product)
+    monkeypatch.setattr(projections, "matrix_product", product)
     expected, slopes = both(policy)
     # A number that float32's own differences put on the other side of a step moves others by a sixteenth of itself.
     error, effect = (np.abs(found - other).mean() for other in (expected, exact))

@@ -10,7 +10,7 @@ import pytest
 from batches import batch_of, gradient_of, loss_of, prepared, random_batch
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.algorithms.regularisation.salsa import names_of, salsa
+from jaxrl_llm.algorithms.regularisation.salsa import listed_models, salsa
 from jaxrl_llm.algorithms.regularisation.tscac import constrained_weights, tscac
 from jaxrl_llm.utils.errors import InputError
 
@@ -65,5 +65,5 @@ def test_tscac_is_its_loop() -> None:
 
 
 def test_names_are_separated_by_commas() -> None:
-    assert names_of(" a,,b ") == ["a", "b"]
-    assert names_of(None) == []
+    assert listed_models(" a,,b ") == ["a", "b"]
+    assert listed_models(None) == []

@@ -15,7 +15,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.core.needs import NEEDS, fill_in, need_of, of_previous, of_reference, of_target, value_of, values_of
 from jaxrl_llm.core.needs.placeholders import TOP
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.learner.checks import check_provided
+from jaxrl_llm.learner.checks import check_batch_provides
 from jaxrl_llm.models.outputs import MEASURES
 from jaxrl_llm.utils.errors import InputError
 
@@ -198,12 +198,12 @@ def test_stand_ins_fill_in_what_a_batch_lacks_and_are_named() -> None:
 
 def test_a_batch_that_lacks_what_its_source_should_provide_is_refused() -> None:
     computed = {"old_logp", "feedback"}
-    check_provided(bare(), computed)
-    check_provided(bare(info={"guided": np.zeros(N)}), computed | {"guided"})
+    check_batch_provides(bare(), computed)
+    check_batch_provides(bare(info={"guided": np.zeros(N)}), computed | {"guided"})
     with pytest.raises(InputError, match=r"the batch has no info\['guided'\], though .* provides guided"):
-        check_provided(bare(info={"budget": np.zeros(N)}), {"guided", "budget"})
+        check_batch_provides(bare(info={"budget": np.zeros(N)}), {"guided", "budget"})
     empty = bare(action_mask=np.zeros((N, L), bool))
-    check_provided(empty, {"guided"})  # of a step in which every rollout failed
+    check_batch_provides(empty, {"guided"})  # of a step in which every rollout failed
 
 
 def test_an_unknown_need_is_refused_with_the_nearest() -> None:

@@ -12,7 +12,7 @@ from batches import random_batch
 from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.online_preferences.seppo import anchor_test, random_snapshot, seppo
-from jaxrl_llm.core.reference import Snapshots, chosen
+from jaxrl_llm.core.reference import Snapshots, chosen_snapshot
 
 BATCH, LOGP = random_batch(5, (2, 2, 2, 2))
 X = arrays(BATCH)
@@ -67,7 +67,7 @@ def test_the_reference_is_drawn_among_the_snapshots_that_are_taken() -> None:
     for n in range(1, 401):
         reference = update(reference, jnp.float32(n), jnp.int32(n))
         assert isinstance(reference, Snapshots)
-        drawn.append((n, float(chosen(reference)), [float(x) for x in reference.policies]))
+        drawn.append((n, float(chosen_snapshot(reference)), [float(x) for x in reference.policies]))
     kept = {n: {0.0, *[float(k) for k in (n // 2 * 2, n // 2 * 2 - 2) if k > 0]} for n, _, _ in drawn}
     assert all(set(policies) == kept[n] for n, _, policies in drawn), "the newest two, and the first"
     assert all(now in kept[n] for n, now, _ in drawn)

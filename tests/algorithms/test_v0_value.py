@@ -21,7 +21,7 @@ from jaxrl_llm.algorithms.prompts.v0_value import (
 )
 from jaxrl_llm.core.repr import code
 from jaxrl_llm.curriculum.embedded import FromEmbeddings
-from jaxrl_llm.curriculum.records import facts_of
+from jaxrl_llm.curriculum.records import prompt_facts
 from jaxrl_llm.utils.errors import InputError
 
 SIZES = Sizes(queries=3, query_size=4, heads=2, bottleneck=5, width=8, layers=2)
@@ -183,7 +183,7 @@ def test_it_learns_from_the_column_of_an_earlier_run() -> None:
         "rate": 0.02, "pretraining": 200,
     }  # fmt: skip
     for column in ("before", None):
-        model = from_outcomes(**options, rates=column)(facts_of(rows, 0))
+        model = from_outcomes(**options, rates=column)(prompt_facts(rows, 0))
         prompts: Any = type("Prompts", (), {"ids": np.arange(60)})
         p = model.predict(dict(model.start), prompts, random)
         if column is None:

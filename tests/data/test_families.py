@@ -20,7 +20,7 @@ from chat_templates import FOLDER, NAMES, tokenizer_with
 from family_templates import ASKED, FAMILIES, KNOWN, Family, called, calling, sampled, tokenizer_of_family
 
 from jaxrl_llm.data.chat.encode import encode_prompt
-from jaxrl_llm.data.chat.message_forms import fitted
+from jaxrl_llm.data.chat.message_forms import as_written
 from jaxrl_llm.data.chat.rendering import SWITCHES, PromptFormat
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.tools.base import Toolbox
@@ -123,7 +123,7 @@ def test_a_call_that_cannot_be_read_is_told(family: Family, how: str) -> None:
 def test_a_broken_call_takes_no_other_with_it(family: Family) -> None:
     turns, box = turns_of(family), Toolbox([find])
     if not family.several:
-        assert "tool_calls" not in fitted(turns, [ASKED, calling(USUAL, USUAL)])[0][-1], "one call at a time"
+        assert "tool_calls" not in as_written(turns, [ASKED, calling(USUAL, USUAL)])[0][-1], "one call at a time"
         return
     other = {"count": 5, "text": "others"}
     text = called(family, turns, USUAL, other).replace("3", "many", 1)

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import tokenizer_of
 
-from jaxrl_llm.data.chat.lenient import Call, CallFormat, read_calls, read_json
+from jaxrl_llm.data.chat.lenient import CallFormat, ReadCall, read_calls, read_lenient_json
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.tools.base import Toolbox
 
@@ -91,7 +91,7 @@ def test_json_that_is_nested_too_deeply_is_told(code: str) -> None:
 def test_a_broken_call_takes_no_other_with_it() -> None:
     text = f"so {OPEN}{written('a', '{}')}{CLOSE}\n{OPEN}{{oh}}{CLOSE}\n{OPEN}{written('b', '{}')}{CLOSE} and"
     found = read_calls(text, HERMES)
-    assert found.calls == (Call("a", {}), Call("b", {}))
+    assert found.calls == (ReadCall("a", {}), ReadCall("b", {}))
     ((place, name, why),) = found.broken
     assert (place, name) == (1, "unreadable")
     assert "JSON" in why
@@ -102,7 +102,7 @@ def test_a_broken_call_takes_no_other_with_it() -> None:
     assert [one.name for one in of_list.calls] == ["a", "c"]
     assert [(one.place, one.name) for one in of_list.broken] == [(1, "b")]
     together = read_calls(f"{OPEN}{written('a', '{}')}\n{written('b', '{oh}')}{CLOSE} so", HERMES)
-    assert (together.calls, [one.name for one in together.broken]) == ((Call("a", {}),), ["b"])
+    assert (together.calls, [one.name for one in together.broken]) == ((ReadCall("a", {}),), ["b"])
     no_object = read_calls(OPEN + written("a", "3") + CLOSE, HERMES).broken
     assert no_object[0].why == "the arguments of a are no JSON object"
 
@@ -125,7 +125,7 @@ def test_whatever_is_in_the_arguments_is_read_as_it_is(arguments: list[dict[str,
 @given(st.text('ab\\"{}\n\tdu0', max_size=20))
 def test_where_a_value_ends_is_where_it_was_written(text: str) -> None:
     raw = '{"x": "' + text.replace('"', "").rstrip("\\") + '"}'
-    value, stop, _ = read_json(f"ab{raw}cd", 2)
+    value, stop, _ = read_lenient_json(f"ab{raw}cd", 2)
     assert set(value) == {"x"}
     assert stop == 2 + len(raw)
 

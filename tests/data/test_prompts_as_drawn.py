@@ -18,7 +18,7 @@ from jaxrl_llm.data import load_prompts
 from jaxrl_llm.data.load import open_prompts
 from jaxrl_llm.data.prompt_rows import SAMPLED, PromptRows
 from jaxrl_llm.data.prompt_set import Ahead, PromptSet, encode_as_drawn, encode_rows
-from jaxrl_llm.rollouts.runtime.sources import draw, shuffled_epochs
+from jaxrl_llm.rollouts.runtime.sources import draw_prompts, shuffled_epochs
 from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"prompt": "x" * (1 + i % 7) + str(i), "answer": i} for i in range(100)]
@@ -74,7 +74,7 @@ def test_ten_million_rows_are_opened_by_reading_few() -> None:
     drawn = encoded(rows)
     order = shuffled_epochs(drawn.rows, seed=0)
     assert len(source.reads) == SAMPLED, "the order of an epoch reads no row"
-    ids, _, dropped = draw(order, drawn, order.init(), 5)
+    ids, _, dropped = draw_prompts(order, drawn, order.init(), 5)
     assert dropped == 0
     assert [drawn.rows[i]["answer"] for i in ids] == ids
     assert drawn.ids[ids[0]] == [ord(letter) for letter in f"number {ids[0]}"]
@@ -177,7 +177,7 @@ def test_long_and_held_out_prompts_are_dropped_and_the_order_is_that_of_the_othe
     state, taken, dropped = order.init(), list[int](), 0
     for count in (7, 0, 16, 1, 30):
         state = json.loads(json.dumps(state))  # as in a checkpoint
-        ids, state, lost = draw(order, drawn, state, count)
+        ids, state, lost = draw_prompts(order, drawn, state, count)
         assert len(ids) == count
         taken, dropped = taken + ids, dropped + lost
     assert taken == expected[:54]
@@ -206,7 +206,7 @@ def test_a_set_of_which_nearly_all_is_dropped_is_refused() -> None:
     order = Curriculum(lambda: 0, lambda at, count: (np.arange(at, at + count), at + count), lambda state, step: state)
     none = encoded(rows)._replace(ids=[[]] * 10**6)
     with pytest.raises(InputError, match=r"of 12000 prompts drawn, 12000 are held out or too long"):
-        draw(order, none, 0, 2000)
+        draw_prompts(order, none, 0, 2000)
 
 
 def test_what_a_list_gives_is_not_looked_ahead() -> None:
@@ -218,7 +218,11 @@ def test_what_a_list_gives_is_not_looked_ahead() -> None:
         return np.arange(count), state
 
     listed = encoded(ROWS)
-    assert draw(Curriculum(lambda: None, select, lambda state, step: state), listed, None, 3) == ([0, 1, 2], None, 0)
+    assert draw_prompts(Curriculum(lambda: None, select, lambda state, step: state), listed, None, 3) == (
+        [0, 1, 2],
+        None,
+        0,
+    )
     assert calls == [3]
 
 

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import ReadCall, Reply
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.copies import NotCopiedError, Replayable, deep_copy
 from jaxrl_llm.environments.protocol import Observation
@@ -33,7 +33,7 @@ from jaxrl_llm.utils.errors import InputError
 
 def says(text: str, /, **arguments: Any) -> Reply:
     """A text, or a call of the tool of this name."""
-    calls = (Call(text, arguments),) if arguments else ()
+    calls = (ReadCall(text, arguments),) if arguments else ()
     return Reply({"role": "assistant", "content": text}, calls)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import ReadCall, Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.tools.base import EachEpisode, Toolbox, with_tools
 from jaxrl_llm.environments.tools.kept import kept
@@ -53,7 +53,7 @@ class Session:
         ASKED.append("closed")
 
 
-def said(tools: Any, *calls: Call) -> Observation:
+def said(tools: Any, *calls: ReadCall) -> Observation:
     box = Toolbox([tools])
     found = asyncio.run(box.answer(Reply({"role": "assistant", "content": ""}, calls)))
     box.close()
@@ -67,12 +67,12 @@ def texts(found: Observation) -> list[str]:
 def test_what_was_asked_once_is_answered_by_the_file(tmp_path: Path) -> None:
     ASKED.clear()
     path, tools = tmp_path / "new" / "answers.jsonl", [fare, EachEpisode(Session)]
-    first = said(kept(path, tools), Call("fare", {"start": "Alder"}), Call("fare", {"start": "Alder"}))
+    first = said(kept(path, tools), ReadCall("fare", {"start": "Alder"}), ReadCall("fare", {"start": "Alder"}))
     assert texts(first) == ["1.5", "1.5"], "the answer of the first call, though the tool would say 2.5 now"
-    again = said(kept(str(path), tools), Call("room", {"town": "Elm"}), Call("fare", {"start": "Alder"}))
+    again = said(kept(str(path), tools), ReadCall("room", {"town": "Elm"}), ReadCall("fare", {"start": "Alder"}))
     assert texts(again) == ["Elm\u2028Inn", "1.5"]
     assert ASKED == ["Alder", "closed", "Elm", "closed"]
-    failed = said(kept(path, tools), Call("fare", {"start": "Nowhere"}))
+    failed = said(kept(path, tools), ReadCall("fare", {"start": "Nowhere"}))
     assert texts(failed)[0].startswith("Error: ")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [one.get("answer") for one in lines if "answer" in one] == ["1.5", "Elm\u2028Inn"], "errors are not kept"
@@ -82,15 +82,15 @@ def test_what_was_asked_once_is_answered_by_the_file(tmp_path: Path) -> None:
 def test_a_file_alone_answers_and_other_calls_are_errors(tmp_path: Path) -> None:
     ASKED.clear()
     path = tmp_path / "answers.jsonl"
-    said(kept(path, [fare, EachEpisode(Session)]), Call("fare", {"start": "Alder", "days": 2}))
+    said(kept(path, [fare, EachEpisode(Session)]), ReadCall("fare", {"start": "Alder", "days": 2}))
     alone = kept(path)
     assert with_tools([alone])({}).tools == with_tools([fare, EachEpisode(Session)])({}).tools
     ASKED.clear()
     before = path.read_text()
     known, other, default = (
-        Call("fare", one) for one in ({"days": 2, "start": "Alder"}, {"start": "Elm"}, {"start": "Alder"})
+        ReadCall("fare", one) for one in ({"days": 2, "start": "Alder"}, {"start": "Elm"}, {"start": "Alder"})
     )
-    found = said(alone, known, other, default, Call("room", {"town": "Elm"}))
+    found = said(alone, known, other, default, ReadCall("room", {"town": "Elm"}))
     assert texts(found)[0] == "2.0"
     assert texts(found)[1] == "Error: LookupError: no answer of fare to {'start': 'Elm'} is kept"
     assert (found.info["calls"], found.info["failed_calls"]) == (4, 3)
@@ -101,7 +101,7 @@ def test_episodes_that_are_copied_go_on_with_the_same_answers(tmp_path: Path) ->
     path = tmp_path / "answers.jsonl"
     world = with_tools([kept(path, [fare])])({})
     other = world.copy()  # type: ignore[attr-defined]
-    reply = Reply({"role": "assistant", "content": ""}, (Call("fare", {"start": "Alder"}),))
+    reply = Reply({"role": "assistant", "content": ""}, (ReadCall("fare", {"start": "Alder"}),))
     assert texts(asyncio.run(world.step(reply))) == texts(asyncio.run(other.step(reply)))  # type: ignore[arg-type]
 
 
@@ -118,11 +118,11 @@ def test_a_resumed_run_knows_whether_the_world_is_the_same(tmp_path: Path) -> No
     """A file that answers alone counts with what it says; one that grows by its name."""
     path = tmp_path / "answers.jsonl"
     growing = value_digest(kept(path, [double]))
-    said(kept(path, [double]), Call("double", {"number": 2}))
+    said(kept(path, [double]), ReadCall("double", {"number": 2}))
     assert value_digest(kept(path, [double])) == growing
     alone = value_digest(kept(path))
     assert value_digest(kept(path)) == alone
-    said(kept(path, [double]), Call("double", {"number": 3}))
+    said(kept(path, [double]), ReadCall("double", {"number": 3}))
     assert value_digest(kept(path)) != alone
 
 

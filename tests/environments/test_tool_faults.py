@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import PLAIN, TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import ReadCall, Reply
 from jaxrl_llm.environments.tools.base import EachEpisode, Toolbox, with_tools
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.collate import program_metrics
@@ -24,7 +24,7 @@ from jaxrl_llm.rollouts.runtime.collate import program_metrics
 END = TEMPLATES["hermes"][1]
 CALL = f'<tool_call>\n{{"name": "tool", "arguments": {{}}}}\n</tool_call>{END}'
 ROWS = [{"prompt": "Begin."}, {"prompt": "Go on."}]
-REPLY = Reply({"role": "assistant", "content": ""}, (Call("tool", {}),))
+REPLY = Reply({"role": "assistant", "content": ""}, (ReadCall("tool", {}),))
 
 
 class PanicError(BaseException):

@@ -11,7 +11,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.core.needs import asks_for, values_of
 from jaxrl_llm.in_jax.lab.laboratory import lacking
 from jaxrl_llm.in_jax.tasks import sequence_lock
-from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train, provided
+from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train, task_provides
 from jaxrl_llm.models.policy import Params
 
 TINY = LabSettings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
@@ -41,7 +41,7 @@ def start() -> Params:
 @pytest.mark.usefixtures("own_programs")
 @pytest.mark.parametrize("name", few(OF_ONE_MODEL, ("ppo",)))
 def test_two_iterations_are_finite(name: str, start: Params) -> None:
-    without = [part for part in lacking(name, TASK) if part not in provided(TASK)]
+    without = [part for part in lacking(name, TASK) if part not in task_provides(TASK)]
     train = make_train(TASK, name, TINY, without=without)
     compiled = jax.jit(lambda key, start: train(key, LABORATORY.get(name), start), compiler_options=UNOPTIMISED)
     run = compiled(jax.random.key(0), start)

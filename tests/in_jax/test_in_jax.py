@@ -17,7 +17,7 @@ from jaxrl_llm.algorithms import grpo, hbpo
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import Objective, chain, control, controller
 from jaxrl_llm.in_jax.rollout import evaluate_task, greedy_reward, sample_batch
-from jaxrl_llm.in_jax.settings import make_optimizer
+from jaxrl_llm.in_jax.settings import lab_optimizer
 from jaxrl_llm.in_jax.tasks import addition, sequence_lock
 from jaxrl_llm.in_jax.train import QUICK_COMPILE, LabSettings, Run, fresh_params, make_policy, make_train, warm_start
 from jaxrl_llm.models.outputs import policy_outputs
@@ -189,7 +189,7 @@ def test_the_critic_has_a_learning_rate_of_its_own() -> None:
     params = {"embed": jnp.zeros(2), "critic": {"head": {"bias": jnp.zeros(1)}}}
     gradient = jax.tree.map(lambda x: x + 0.5, params)
     for settings, multiple in ((LabSettings(), 1), (LabSettings(critic_rate=10.0), 10)):
-        optimizer = make_optimizer(settings, 1e-3)
+        optimizer = lab_optimizer(settings, 1e-3)
         change, _ = optimizer.update(gradient, optimizer.init(params))
         np.testing.assert_allclose(change["embed"], -1e-3, rtol=1e-4)
         np.testing.assert_allclose(change["critic"]["head"]["bias"], -1e-3 * multiple, rtol=1e-4)

@@ -22,7 +22,7 @@ from jaxrl_llm.in_jax.lab.config import WARM_STEPS, LabConfig
 from jaxrl_llm.in_jax.lab.laboratory import check_config, run_lab
 from jaxrl_llm.in_jax.lab.outcome import (
     Measuring,
-    Outcome,
+    RunOutcome,
     curves_of,
     from_json,
     measure,
@@ -41,7 +41,7 @@ CONFIG = LabConfig(("reinforce",), ("sequence_lock",), seeds=2, settings=TINY, w
 START = {"rewards": {"reward": 0.25, "exact": 0.125}, "best": 1.0, "threshold": 0.625, "steps": 5}
 
 
-def outcome(task: str, method: str, final: list[float], **others: Any) -> Outcome:
+def outcome(task: str, method: str, final: list[float], **others: Any) -> RunOutcome:
     """An outcome with these final rewards, and otherwise with plain numbers."""
     runs = len(final)
     measures = {
@@ -56,7 +56,7 @@ def outcome(task: str, method: str, final: list[float], **others: Any) -> Outcom
     }
     line = {"iteration": [1.0, 2.0], "mean": [0.2, final[0]], "low": [0.1, final[0]], "high": [0.3, final[0]]}
     seconds = {"compile": 8.0, "run": 20.0}
-    return Outcome(task, method, {}, measures, {"reward": line}, seconds)._replace(**others)
+    return RunOutcome(task, method, {}, measures, {"reward": line}, seconds)._replace(**others)
 
 
 def test_a_table_of_one_task() -> None:
@@ -91,7 +91,7 @@ def test_methods_that_coincide() -> None:
     assert coinciding(found[:2]) == []
 
 
-def two_tasks(methods: int) -> list[Outcome]:
+def two_tasks(methods: int) -> list[RunOutcome]:
     """Outcomes of methods m0, m1 ..., each better than the one before, on two tasks."""
     return [
         outcome(task, f"m{number}", [0.01 * number + shift, 0.01 * number + shift])
@@ -178,7 +178,7 @@ def test_a_laboratory_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
     assert found.measures["final"].shape == (2,)
     assert "| reinforce | " in (tmp_path / "RESULTS.md").read_text()
 
-    def another(method: str, *_: Any) -> list[Outcome]:
+    def another(method: str, *_: Any) -> list[RunOutcome]:
         return [outcome("sequence_lock", method, [0.5, 0.5])]
 
     monkeypatch.setattr(laboratory, "run_method", another)
@@ -222,7 +222,7 @@ def test_every_task_has_a_start_and_is_known_to_the_command_line() -> None:
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[LabConfig] = []
 
-    def record(config: LabConfig, folder: Path, say: Any) -> list[Outcome]:
+    def record(config: LabConfig, folder: Path, say: Any) -> list[RunOutcome]:
         seen.append(config)
         return [outcome("addition", "grpo", [0.5])]
 
@@ -257,7 +257,7 @@ def test_the_command_line_takes_algorithms_in_files(
 ) -> None:
     seen: list[LabConfig] = []
 
-    def record(config: LabConfig, folder: Path, say: Any) -> list[Outcome]:
+    def record(config: LabConfig, folder: Path, say: Any) -> list[RunOutcome]:
         check_config(config)
         seen.append(config)
         return [outcome("addition", "grpo", [0.5])]

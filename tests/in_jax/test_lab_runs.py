@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.in_jax.lab.config import parse_grid, points
 from jaxrl_llm.in_jax.lab.laboratory import RUNS, Ran, evaluate_runs, run_method
-from jaxrl_llm.in_jax.lab.outcome import Measuring, Outcome
+from jaxrl_llm.in_jax.lab.outcome import Measuring, RunOutcome
 from jaxrl_llm.in_jax.rollout import evaluate_task
 from jaxrl_llm.utils.errors import InputError
 
@@ -33,7 +33,7 @@ def six() -> Ran:
     return program.runs(jax.devices()[:1])
 
 
-def outcomes(method: str, seeds: int = 2, first_seed: int = 0, **grid: tuple[float, ...]) -> list[Outcome]:
+def outcomes(method: str, seeds: int = 2, first_seed: int = 0, **grid: tuple[float, ...]) -> list[RunOutcome]:
     mesh = Mesh(np.array(jax.devices()[:1]), (RUNS,))
     return run_method(method, HOW, program.TINY, program.start(), seeds, grid, mesh, first_seed)
 

@@ -18,7 +18,7 @@ from jaxrl_llm.in_jax.settings import LabSettings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import Task, get_task
 from jaxrl_llm.in_jax.tasks.maze import distances, passages
 from jaxrl_llm.in_jax.tasks.task import Environment, Played, environment_task, final_scores, play
-from jaxrl_llm.in_jax.train import by_turn, provided
+from jaxrl_llm.in_jax.train import by_turn, task_provides
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.utils.errors import InputError
 
@@ -239,7 +239,7 @@ def test_masks_turns_and_log_probabilities_of_a_batch(name: str) -> None:
     np.testing.assert_allclose(episode_returns(batch), true_reward(batch), atol=1e-6)
     np.testing.assert_array_equal(batch.info["episode"], np.tile(np.arange(4), 8))
     np.testing.assert_array_equal(batch.info["first_turn"], 0)
-    assert set(provided(task)) >= set(batch.info) - {"true_reward"}
+    assert set(task_provides(task)) >= set(batch.info) - {"true_reward"}
 
 
 @pytest.mark.heavy
@@ -310,8 +310,8 @@ def test_methods_that_credit_turns_are_given_their_rewards() -> None:
     apart |= {name for name in ("multi_turn_recipe", "g_ra", "grpo_tcr", "grpo_roc", "epo") if by_turn(get(name))}
     assert apart == {"gigpo", "hgpo", "salt", "srgpo", "trloo", "poad", "multi_turn_recipe", "g_ra"}
     known = {"greedy_reward", "turns", "turn_rewards", "state_key", "episode", "first_turn"}
-    assert provided(get_task("text_maze")) == known
-    assert provided(get_task("tool_first")) == known | {"calls", "failed_calls"}
+    assert task_provides(get_task("text_maze")) == known
+    assert task_provides(get_task("tool_first")) == known | {"calls", "failed_calls"}
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.learner.packing import _share, fewest_places, first_fit, pack
+from jaxrl_llm.learner.packing import _share, fewest_places, first_fit, pack_rows
 from jaxrl_llm.learner.prefix_trie import Member, PrefixTrie, TokenRows, subtrees
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Packing
@@ -67,7 +67,7 @@ def device_of(packing: Packing, state: int, devices: int, columns: int) -> int:
 
 def check(rows: TokenRows, slices: list[np.ndarray], devices: int = 1, columns: int = 1) -> list[Packing]:
     """Every action of every slice is there once, where its state is, and sees what stands before it in its row."""
-    packed = pack(rows, slices, devices, columns)
+    packed = pack_rows(rows, slices, devices, columns)
     out = []
     for index, chosen in enumerate(slices):
         packing = jax.tree.map(lambda x, i=index: x[i], packed)
@@ -215,7 +215,7 @@ def test_places_for_actions_are_of_a_short_list() -> None:
 
 def test_parts_of_rows_are_multiples_where_a_kernel_needs_it() -> None:
     rows = rows_of([[1, 2, 3, *range(10, 40 + 9 * row)] for row in range(6)], [3] * 6, [0] * 6)
-    packing = pack(rows, [np.arange(6)], 1, 2, multiple=128)
+    packing = pack_rows(rows, [np.arange(6)], 1, 2, multiple=128)
     assert [level.source.shape[-1] % 256 for level in packing.levels] == [0, 0]
     assert size(packing) < 6 * 256, "short completions still lie side by side"
 
@@ -252,7 +252,7 @@ def test_outputs_and_gradients_are_those_of_whole_rows(
         prompt_id=jnp.asarray(rows.group), truncated=jnp.zeros(N, bool),
         temperature=jnp.asarray(random.uniform(0.7, 1.3, N), jnp.float32),
     )  # fmt: skip
-    packing = jax.tree.map(lambda x: jnp.asarray(x[0]), pack(rows, [np.arange(N)], devices))
+    packing = jax.tree.map(lambda x: jnp.asarray(x[0]), pack_rows(rows, [np.arange(N)], devices))
     weights = jnp.asarray(random.normal(size=(2, N, L)), jnp.float32)
 
     def loss(params: Any, packing: Packing | None) -> tuple[jax.Array, Any]:

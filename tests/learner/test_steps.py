@@ -16,7 +16,7 @@ from conftest import needs_wide_vectors
 from heavy import few
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.learner.microbatches import Steps, by_slices, filled, plan_steps, take
+from jaxrl_llm.learner.microbatches import Steps, by_slices, filled_share, plan_steps, take_rows
 from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.learner.update import gradient, update
@@ -172,7 +172,7 @@ def test_planned_steps_are_the_update(tiny: Any) -> None:
     params = jax.tree.map(jnp.copy, tiny.params)
     grad_fn = jax.jit(gradient, static_argnums=(0, 1))
     for rows in np.asarray(steps.rows).reshape(4, -1):
-        slope, _ = grad_fn(tiny.policy, objective, params, take(batch, rows))
+        slope, _ = grad_fn(tiny.policy, objective, params, take_rows(batch, rows))
         params = jax.tree.map(lambda p, g: p - 0.5 * g, params, slope)
     state = init_state(jax.tree.map(jnp.copy, tiny.params), optimizer)
     state, metrics = update(tiny.policy, objective, optimizer, state, batch, steps=steps)
@@ -207,7 +207,7 @@ def test_filled_is_the_share_of_places_with_a_token() -> None:
     end = jnp.asarray([[3], [16]])
     steps = plan_steps(batch.replace(token_mask=place < end, action_mask=(place < end) & (place > 0)))
     assert steps.packing.suffixes is None
-    assert filled(steps) == (2 + 15) / steps.packing.prefixes.source.size
+    assert filled_share(steps) == (2 + 15) / steps.packing.prefixes.source.size
 
 
 def test_a_group_without_actions_takes_no_place() -> None:

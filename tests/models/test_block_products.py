@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_quantised import nearest
 
-from jaxrl_llm.models.layers.products import product
+from jaxrl_llm.models.layers.products import matrix_product
 from jaxrl_llm.models.quantised import KINDS, BlockRounding, StraightThroughBlocks, dense, in_blocks, quantise_blocks
 from jaxrl_llm.models.quantised.layers import quantised_layer, straight_through_layer
 from jaxrl_llm.utils.errors import InputError
@@ -53,7 +53,7 @@ def test_the_three_products_by_loops(kind: str, M: int, K: int, outputs: tuple[i
         for shape in ((M, K), (K, N), (M, N))
     )
     how, shaped = BlockRounding(kind, 4), jnp.asarray(w).reshape(K, *outputs)
-    y, back = jax.vjp(lambda x, w: product(x, StraightThroughBlocks(w, how)), jnp.asarray(x), shaped)
+    y, back = jax.vjp(lambda x, w: matrix_product(x, StraightThroughBlocks(w, how)), jnp.asarray(x), shaped)
     dx, dw = back(jnp.asarray(dy))
     rounded = by_blocks(w, 4, 4, kind)
     expected = {
@@ -67,7 +67,7 @@ def test_the_three_products_by_loops(kind: str, M: int, K: int, outputs: tuple[i
         np.testing.assert_allclose(found, loop, rtol=0, atol=2e-6 * size, err_msg=name)
         if M > 1:  # else what is rounded is the largest of its group, and exact
             assert np.abs(found - exact[name]).max() > 1e-4 * size, name
-    np.testing.assert_array_equal(y, product(jnp.asarray(x), quantise_blocks(shaped, how, (-1 - len(outputs),))))
+    np.testing.assert_array_equal(y, matrix_product(jnp.asarray(x), quantise_blocks(shaped, how, (-1 - len(outputs),))))
 
 
 def test_sums_of_int8_are_those_of_whole_numbers() -> None:
@@ -76,7 +76,7 @@ def test_sums_of_int8_are_those_of_whole_numbers() -> None:
     x, w = jax.random.normal(keys[0], (3, 256)), jax.random.normal(keys[1], (256, 5))
     order = np.concatenate([np.random.default_rng(0).permutation(128) + first for first in (0, 128)])
     how = BlockRounding("int8")
-    one, other = (product(a, quantise_blocks(b, how)) for a, b in ((x, w), (x[:, order], w[order])))
+    one, other = (matrix_product(a, quantise_blocks(b, how)) for a, b in ((x, w), (x[:, order], w[order])))
     np.testing.assert_array_equal(one, other)
 
 

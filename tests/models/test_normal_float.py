@@ -17,7 +17,7 @@ from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models import lora
-from jaxrl_llm.models.layers.products import product, ragged_product
+from jaxrl_llm.models.layers.products import matrix_product, ragged_product
 from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.outputs import NOTHING, policy_outputs
 from jaxrl_llm.models.parameters import adapted_weights, combine
@@ -89,7 +89,7 @@ def test_a_projection_of_heads_has_blocks_along_its_last_axis_of_inputs() -> Non
     x = draw(2, 5, 4 * 128)
     one = jax.tree.map(lambda y: y[1], found)
     expected = x.astype(np.float64) @ np.asarray(as_floats(one), np.float64).reshape(512, 6)
-    np.testing.assert_allclose(product(jnp.asarray(x), one), expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(matrix_product(jnp.asarray(x), one), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(InputError, match="6 inputs have no blocks of at least 4, which nf4 needs: take int8"):
         normal_float(jnp.ones((6, 4)))
     assert frozen_weight("router", jnp.asarray(draw(3, 1, 4, 4)), "nf4").dtype == jnp.float32
@@ -106,7 +106,7 @@ def test_products_and_gradients_are_those_of_the_dequantised_matrix(kind: str, e
 
     q, x, dy = FROZEN[kind](w, inputs=inputs), jnp.asarray(draw(1, M, K)), jnp.asarray(draw(2, M, N))
     of_row = np.repeat(np.arange(E), [5, 0, 7])
-    times = (lambda x, w: ragged_product(x, w, groups_of(jnp.asarray(of_row), E))) if experts else product
+    times = (lambda x, w: ragged_product(x, w, groups_of(jnp.asarray(of_row), E))) if experts else matrix_product
     found, back = jax.vjp(lambda x: times(x, q), x)
     wide = np.asarray(dense(q), np.float64)
     of_rows = wide[of_row] if experts else np.broadcast_to(wide, (M, K, N))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from jaxrl_llm.learner.packing import pack
+from jaxrl_llm.learner.packing import pack_rows
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.layers.delta import CHUNK
 from jaxrl_llm.models.packing import convolve_paths, paths_of, runs_of
@@ -48,7 +48,7 @@ def parent_of(enter: np.ndarray, leave: np.ndarray, token: int) -> int:
 @given(st.integers(0, 2**20), st.integers(2, 5), st.integers(1, 3), st.sampled_from([20, 60]))
 def test_tokens_follow_each_other_as_in_the_tries(seed: int, members: int, groups: int, length: int) -> None:
     rows = rows_of(seed, members, groups, length)
-    packing = jax.tree.map(lambda x: x[0], pack(rows, [np.arange(members * groups)], runs=True))
+    packing = jax.tree.map(lambda x: x[0], pack_rows(rows, [np.arange(members * groups)], runs=True))
     enter, leave = (
         np.concatenate([getattr(level, name).reshape(-1) for level in packing.levels]) for name in ("enter", "leave")
     )

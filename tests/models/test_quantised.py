@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.models.layers import products
-from jaxrl_llm.models.layers.products import product, ragged_product
+from jaxrl_llm.models.layers.products import matrix_product, ragged_product
 from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.quantised import KINDS, Quantised, dequantised, kind_of, quantise, straight_through
@@ -93,7 +93,7 @@ def test_scales_are_of_outputs_whatever_the_axes() -> None:
         np.testing.assert_array_equal(found[name].values.reshape(shape), flat.values)
         np.testing.assert_array_equal(found[name].scale.reshape(1, -1), flat.scale)
         x = jax.random.normal(jax.random.key(1), (3, shape[0]))
-        np.testing.assert_allclose(product(x, found[name]), x @ dequantised(flat), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(matrix_product(x, found[name]), x @ dequantised(flat), rtol=1e-5, atol=1e-5)
     stacked = quantised_layer(jax.tree.map(lambda x: jnp.stack([x, 2 * x]), layer), "int8")
     for name in ("query", "out"):
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b), stacked[name], found[name])
@@ -112,10 +112,10 @@ def test_products_in_blocks(kind: str, dtype: Any, tolerance: float) -> None:
     exact = np.asarray(x, np.float64) @ (
         np.asarray(q.values.astype(jnp.float32), np.float64) * np.asarray(q.scale, np.float64)
     )
-    found = jax.jit(product)(x, q)
+    found = jax.jit(matrix_product)(x, q)
     assert found.dtype == dtype
     assert np.abs(np.asarray(found, np.float64) - exact).max() <= tolerance * np.abs(exact).max()
-    many = jax.jit(product)(jnp.tile(x, (40, 1)), q)  # more rows are not multiplied in blocks
+    many = jax.jit(matrix_product)(jnp.tile(x, (40, 1)), q)  # more rows are not multiplied in blocks
     assert np.abs(np.asarray(many, np.float64)[:5] - exact).max() <= tolerance * np.abs(exact).max()
 
 
@@ -131,11 +131,11 @@ def test_straight_through_gradients(kind: str) -> None:
     """Of y = x R(W), with the rounded matrix for x, and as if R was the identity for W: x^T dy."""
     keys = jax.random.split(jax.random.key(0), 3)
     x, w, dy = (jax.random.normal(k, s) for k, s in zip(keys, ((5, 6), (6, 2, 4), (5, 8)), strict=True))
-    y, back = jax.vjp(lambda x, w: product(x, straight_through(w, kind, (0,))), x, w)
+    y, back = jax.vjp(lambda x, w: matrix_product(x, straight_through(w, kind, (0,))), x, w)
     rounded = dequantised(quantise(w.reshape(6, 8), kind))
     assert np.abs(rounded - w.reshape(6, 8)).max() > 1e-3
     np.testing.assert_allclose(y, x @ rounded, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(y, product(x, quantise(w, kind, (0,))))
+    np.testing.assert_array_equal(y, matrix_product(x, quantise(w, kind, (0,))))
     dx, dw = back(dy)
     np.testing.assert_allclose(dx, dy @ rounded.T, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(dw, (x.T @ dy).reshape(w.shape), rtol=1e-5, atol=1e-5)

@@ -14,7 +14,7 @@ from sample_runs import write_run
 
 from jaxrl_llm.reporting import plot_runs
 from jaxrl_llm.reporting.html.charts import Curve, curve_chart, histogram_chart, moving_mean
-from jaxrl_llm.reporting.html.curves import LIGHT, main_metrics, names_of, pass_at_k_chart
+from jaxrl_llm.reporting.html.curves import LIGHT, folder_names, main_metrics, pass_at_k_chart
 from jaxrl_llm.reporting.html.run_data import RunData
 from jaxrl_llm.reporting.statistics import pass_at_k
 from jaxrl_llm.utils.errors import InputError
@@ -132,7 +132,7 @@ def test_a_plot_for_notebooks_and_files(tmp_path: Path) -> None:
     page = both._repr_html_()
     assert page.count("<svg") == len(both.charts)
     assert str(runs[0]) in page  # runs of the same name are told apart by their folders
-    assert names_of([RunData(runs[0])]) == ["run"]
+    assert folder_names([RunData(runs[0])]) == ["run"]
     with pytest.raises(InputError, match="did you mean 'entropy'"):
         plot_runs(runs[0], ["entropie"])
     with pytest.raises(InputError, match="no runs to plot"):

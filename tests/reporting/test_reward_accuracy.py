@@ -7,20 +7,20 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_llm.reporting.reward_accuracy import Scored, accuracies, credit, ties_score
+from jaxrl_llm.reporting.reward_accuracy import Rated, accuracies, credit, ties_score
 from jaxrl_llm.reporting.statistics import wilson_interval
 from jaxrl_llm.utils.errors import InputError
 
 
 def test_pairs() -> None:
     rng = np.random.default_rng(0)
-    items = [Scored([float(w)], [float(x)]) for w, x in rng.normal(size=(50, 2))]
+    items = [Rated([float(w)], [float(x)]) for w, x in rng.normal(size=(50, 2))]
     wins = sum(one.right[0] > one.wrong[0] for one in items)
     (found,) = accuracies(items)
     assert (found.prompts, found.ties) == (50, 0)
     assert found.accuracy == found.score == wins / 50
     assert (found.low, found.high) == pytest.approx(wilson_interval(wins, 50))
-    swapped = accuracies([Scored(one.wrong, one.right) for one in items])[0]
+    swapped = accuracies([Rated(one.wrong, one.right) for one in items])[0]
     assert swapped.accuracy == pytest.approx(1 - found.accuracy)
 
 
@@ -30,13 +30,13 @@ def test_ties_count_as_an_answer_drawn_among_the_best() -> None:
         right, wrong = rng.integers(0, 3, 2).astype(float).tolist(), rng.integers(0, 3, 3).astype(float).tolist()
         best = [is_right for score, is_right in [*((x, 1) for x in right), *((x, 0) for x in wrong)]
                 if score == max(right + wrong)]  # fmt: skip
-        assert credit(Scored(right, wrong)) == pytest.approx(sum(best) / len(best))
-    found = accuracies([Scored([1.0], [1.0, 0.0, 1.0]), Scored([2.0], [1.0, 1.0, 1.0])])[0]
+        assert credit(Rated(right, wrong)) == pytest.approx(sum(best) / len(best))
+    found = accuracies([Rated([1.0], [1.0, 0.0, 1.0]), Rated([2.0], [1.0, 1.0, 1.0])])[0]
     assert (found.accuracy, found.ties) == (pytest.approx((1 / 3 + 1) / 2), 1)
 
 
 def test_subsets_have_equal_weight_in_the_score() -> None:
-    items = [Scored([1.0], [0.0], "easy")] * 3 + [Scored([0.0], [1.0], "hard")]
+    items = [Rated([1.0], [0.0], "easy")] * 3 + [Rated([0.0], [1.0], "hard")]
     easy, hard, whole = accuracies(items)
     assert [one.subset for one in (easy, hard, whole)] == ["easy", "hard", "all"]
     assert (easy.accuracy, hard.accuracy, whole.accuracy, whole.score) == (1.0, 0.0, 0.75, 0.5)
@@ -44,9 +44,9 @@ def test_subsets_have_equal_weight_in_the_score() -> None:
 
 def test_ties_by_hand() -> None:
     items = [
-        Scored([5.0], [1.0], "ties", "ref:a"), Scored([5.0, 4.0], [1.0, 0.0], "ties", "tied:a"),  # gaps 4, 3; spread 1
-        Scored([2.0], [1.5], "ties", "ref:b"), Scored([4.0, 2.0], [1.0], "ties", "tied:b"),  # gaps 0.5, 1; spread 2
-        Scored([2.0], [3.0], "ties", "ref:c"), Scored([4.0, 4.0], [1.0], "ties", "tied:c"),  # gaps -1, 3; spread 0
+        Rated([5.0], [1.0], "ties", "ref:a"), Rated([5.0, 4.0], [1.0, 0.0], "ties", "tied:a"),  # gaps 4, 3; spread 1
+        Rated([2.0], [1.5], "ties", "ref:b"), Rated([4.0, 2.0], [1.0], "ties", "tied:b"),  # gaps 0.5, 1; spread 2
+        Rated([2.0], [3.0], "ties", "ref:c"), Rated([4.0, 4.0], [1.0], "ties", "tied:c"),  # gaps -1, 3; spread 0
     ]  # fmt: skip
     margins = (math.tanh(3 / 1 - 1) + math.tanh(0.5 / 2 - 1) + math.tanh(-math.inf)) / 3
     expected = 0.3 * 2 / 3 + 0.3 * 1 + 0.2 * 2 / 3 + 0.2 * 1 / 3 + 0.01 * margins
@@ -54,7 +54,7 @@ def test_ties_by_hand() -> None:
     (found,) = accuracies(items)
     assert found.accuracy == pytest.approx(5 / 6)
     assert found.score == pytest.approx(expected)
-    equal = [Scored([1.0], [1.0], "ties", "ref:x"), Scored([1.0, 1.0], [1.0], "ties", "tied:x")]
+    equal = [Rated([1.0], [1.0], "ties", "ref:x"), Rated([1.0, 1.0], [1.0], "ties", "tied:x")]
     assert ties_score(equal) == 0.0
     assert ties_score(items[::2]) == pytest.approx(0.3 * 2 / 3)  # no prompt occurs as both
 
@@ -63,7 +63,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="no scored prompts"):
         accuracies([])
     with pytest.raises(InputError, match="lacks right or wrong answers"):
-        accuracies([Scored([1.0], [])])
+        accuracies([Rated([1.0], [])])
 
 
 BENCH = {  # prompts of each subset of RewardBench, whose 447 of math-prm count as 984
@@ -84,7 +84,7 @@ def test_sections_of_rewardbench() -> None:
         total, count = 0.0, 0
         for subset, prompts in subsets.items():
             wins = rng.random(prompts) < rng.random()
-            items += [Scored([float(win)], [0.5], subset) for win in wins]
+            items += [Rated([float(win)], [0.5], subset) for win in wins]
             weight = 984 if subset == "math-prm" else prompts
             total, count = total + weight * np.mean(wins), count + weight
         scores[section] = total / count
@@ -92,5 +92,5 @@ def test_sections_of_rewardbench() -> None:
     assert {name: found[name].score for name in BENCH} == pytest.approx(scores)
     assert found["all"].score == pytest.approx(np.mean(list(scores.values())))
     assert [one.subset for one in accuracies(items)][-5:] == [*BENCH, "all"], "sections come after their subsets"
-    other = accuracies([*items, Scored([1.0], [0.0], "Focus")])
+    other = accuracies([*items, Rated([1.0], [0.0], "Focus")])
     assert not {one.subset for one in other} & set(BENCH), "a subset that is in no section: no sections"

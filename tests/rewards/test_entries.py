@@ -22,8 +22,8 @@ from jaxrl_llm.advantages.returns import terminal_rewards
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards import Reward, close_rewards, get_reward, get_rewards, score
-from jaxrl_llm.rewards.entries import entry, parsed
-from jaxrl_llm.rewards.entry_arrays import alike, keys_of, stacked, token_ends
+from jaxrl_llm.rewards.entries import entry, parsed_result
+from jaxrl_llm.rewards.entry_arrays import concatenable, keys_of, stacked, token_ends
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, score_batch, some_rows, with_defaults
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rewards.workers.loading import declared
@@ -246,14 +246,16 @@ def failed_of(count: int) -> Any:
     ],
 )
 def test_malformed_results_are_one_clear_line(result: Any, problem: str) -> None:
-    _, failed, _, said = parsed(result, 2)
+    _, failed, _, said = parsed_result(result, 2)
     assert said.startswith(problem)
     assert any(failed)
     assert "\n" not in said
 
 
 def test_a_malformed_entry_costs_only_its_completion() -> None:
-    values, failed, entries, problem = parsed([{"reward": 1, "tests": ["a"]}, {"reward": 2, "tests": (1, None)}, 3], 3)
+    values, failed, entries, problem = parsed_result(
+        [{"reward": 1, "tests": ["a"]}, {"reward": 2, "tests": (1, None)}, 3], 3
+    )
     assert failed == [True, False, False]
     assert values[1:] == [2.0, 3.0]
     assert entries["tests"][0] is None
@@ -291,7 +293,7 @@ def test_arrays_of_different_axes_are_refused() -> None:
     with pytest.raises(InputError, match=r"returns 'tests' with \[1, 2\] axes for different prompts"):
         stacked("tests", [[1.0], [[1.0]]])
     with pytest.raises(InputError, match="axes for different prompts"):
-        alike([({"x": np.ones((1, 2))}, 1), ({"x": np.ones((1, 2, 3))}, 1)])
+        concatenable([({"x": np.ones((1, 2))}, 1), ({"x": np.ones((1, 2, 3))}, 1)])
     assert stacked("tests", [None, None]).shape == (2,)
     with pytest.raises(InputError, match="returns 'level', which the rollout gives"):
         score_batch(REWARDS, TOKENIZER, ROWS, batch().with_info(level=jnp.ones(4)))

@@ -12,9 +12,9 @@ import pytest
 
 from jaxrl_llm.rewards import verifiers
 from jaxrl_llm.rewards.parsing import final_answers
-from jaxrl_llm.rewards.parsing.answers import expression, number
+from jaxrl_llm.rewards.parsing.answers import expression, final_number
 from jaxrl_llm.rewards.parsing.code_blocks import code_in
-from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, is_huge, last_number, number_of
+from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, is_huge, last_number, numeric_value
 from jaxrl_llm.utils.errors import InputError
 
 NUMBERS = {
@@ -82,7 +82,7 @@ def test_numbers_as_people_write_them(text: str, value: str) -> None:
     for said in (text, f"So it is {text}", f"In 7 steps: {text}\n", f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
         assert verifiers.number_match([said], answer=[value]) == [1.0]
         assert verifiers.number_match([said], answer=[str(wanted + 1)]) == [0.0]
-    assert number_of(text) == last_number(text) == wanted
+    assert numeric_value(text) == last_number(text) == wanted
     assert verifiers.number_match([value], answer=[text]) == [1.0]
 
 
@@ -107,7 +107,9 @@ def test_what_is_no_number_of_that_kind(text: str, value: str) -> None:
 
 
 def test_whole_texts_that_are_no_number() -> None:
-    assert [number_of(text) for text in ("x = 5", "1, 2", "(1,234)", "", "4 apples", "1/0", "7" * 1001)] == [None] * 7
+    assert [numeric_value(text) for text in ("x = 5", "1, 2", "(1,234)", "", "4 apples", "1/0", "7" * 1001)] == [
+        None
+    ] * 7
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_strict_forms_want_a_box_or_a_tag() -> None:
 
 def test_keys_are_of_the_final_answer() -> None:
     pytest.importorskip("math_verify")
-    assert number(r"\boxed{1 000}. That took 3 steps.") == "1000"
+    assert final_number(r"\boxed{1 000}. That took 3 steps.") == "1000"
     assert expression("<answer>1/2</answer>") == expression(r"\boxed{\frac{2}{4}}, in 3 steps") == "0.5"
 
 
@@ -278,7 +280,7 @@ def test_what_a_policy_repeats_takes_no_time(part: str) -> None:
         final_answer,
         last_number,
         is_huge,
-        number_of,
+        numeric_value,
         final_answers.with_usual_numbers,
         verifiers.last_tagged,
     ):

@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_llm.rewards.judges.endpoint import Endpoint
 from jaxrl_llm.rewards.judges.questions import Comparison, Grading, grading, met, on_scale, preferred, stated
-from jaxrl_llm.rollouts.judges.comparisons import PairVerdicts, mean_verdict, win_matrix, win_rates
+from jaxrl_llm.rollouts.judges.comparisons import PairVerdicts, mean_verdict, row_win_rates, win_matrix
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -73,12 +73,12 @@ def test_win_rates_against_a_loop() -> None:
     wins[2] = np.nan
     matrix = win_matrix(5, pairs, wins)
     by_pair = dict(zip(pairs, wins, strict=True)) | {(j, i): 1 - w for (i, j), w in zip(pairs, wins, strict=True)}
-    for i, rate in enumerate(win_rates(matrix)):
+    for i, rate in enumerate(row_win_rates(matrix)):
         known = [by_pair[i, j] for j in range(5) if j != i and not np.isnan(by_pair[i, j])]
         assert rate == pytest.approx(sum(known) / len(known))
-    whole = win_rates(win_matrix(5, pairs, random.uniform(size=len(pairs))))
+    whole = row_win_rates(win_matrix(5, pairs, random.uniform(size=len(pairs))))
     assert whole.sum() == pytest.approx(5 / 2), "the group's mean is 1/2"
-    assert np.isnan(win_rates(np.full((1, 1), 0.5)))[0]
+    assert np.isnan(row_win_rates(np.full((1, 1), 0.5)))[0]
     assert mean_verdict([1.0, None, 0.5]) == 0.75
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.data.chat.calls import Call as ToolCall
+from jaxrl_llm.data.chat.calls import ReadCall as ToolCall
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.tools.base import Toolbox
 from jaxrl_llm.rewards import tool_calls

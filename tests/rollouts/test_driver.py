@@ -24,7 +24,7 @@ from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.program_host import NotDeterministicError
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.group_run import Group
-from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays
+from jaxrl_llm.rollouts.runtime.replay_log import CallKey, GroupLog, PartialSample, Pool, from_arrays, to_arrays
 from jaxrl_llm.utils.errors import InputError
 
 WANTED = 4
@@ -136,7 +136,7 @@ def test_segments_bound_the_new_tokens_of_a_step(segment: int) -> None:
         after = {(log.prompt_id, call.number): a.tokens.size for log in pool for call, a in log.drawn.items()}
         after |= {(one.task.prompt_id, i): e.size for one in groups for i, e in enumerate(one.episodes)}
         for (prompt, number), size in after.items():
-            old = before.get((prompt, number), Answer())
+            old = before.get((prompt, number), PartialSample())
             whole = size == min(length_of(prompt, number), LIMIT)
             assert whole or size - old.tokens.size == segment or not step, "all have their whole segment"
             assert size - old.tokens.size <= segment or not step
@@ -154,8 +154,8 @@ def test_a_step_goes_on_until_a_group_is_complete() -> None:
 
 
 def test_complete_groups_beyond_what_is_wanted_come_first_next() -> None:
-    call = Call(0, 0, checksum((1,)))
-    flight = tuple(GroupLog((1,), i, 1, 0, {call: Answer(tokens_of(i, 0, 0, 3, 0), True)}) for i in range(3))
+    call = CallKey(0, 0, checksum((1,)))
+    flight = tuple(GroupLog((1,), i, 1, 0, {call: PartialSample(tokens_of(i, 0, 0, 3, 0), True)}) for i in range(3))
     told: list[int] = []
     ran = Ran(flight, Rule(2), on_group=lambda place, one: told.append(place))
     assert (ran.complete, ids(ran.pool), ran.engines, told) == ([0, 1], [2], [], [0, 1])
@@ -209,7 +209,7 @@ def test_windows_of_all_that_is_in_flight(segment: int) -> None:
 
 def test_requests_go_on_where_samples_are() -> None:
     """A prompt that is in flight twice has other randomness; a sample that is begun keeps its tokens."""
-    begun = {Call(0, 0, checksum((8, 9))): Answer(tokens_of(5, 0, 0, 1, 2), False)}
+    begun = {CallKey(0, 0, checksum((8, 9))): PartialSample(tokens_of(5, 0, 0, 1, 2), False)}
     flight = (GroupLog((8, 9), 5, 3, 2, begun), GroupLog((8, 9), 5, 2, 2))
     requests = Ran(flight, Rule(2, 10)).engines[0].requests[:5]
     assert [(r.prompt, r.prompt_id, r.limit) for r in requests] == [((8, 9), 5, LIMIT)] * 5

@@ -16,7 +16,7 @@ from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, of_all_hosts, side_by_side
+from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, combined_stats, of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import Pool
 from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.sampling.stats import Stats
@@ -83,7 +83,7 @@ def test_counts_of_engines_side_by_side() -> None:
     """Tokens add up, the time is that of the slowest, and a host without an engine in a segment adds nothing."""
     one = Stats(rows=4, steps=10, live=30, tokens=34, seconds=2.0, first_token=0.5)
     two = Stats(rows=4, steps=20, live=50, tokens=54, seconds=3.0, first_token=0.2)
-    first, second = side_by_side([[one, one], [two], []])
+    first, second = combined_stats([[one, one], [two], []])
     assert (first.rows, first.steps, first.tokens, first.seconds, first.first_token) == (8, 20, 88, 3.0, 0.5)
     assert first.occupancy == pytest.approx(80 / 160)
     assert (second.tokens, second.seconds) == (34, 2.0)

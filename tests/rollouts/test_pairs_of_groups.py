@@ -18,8 +18,8 @@ from jaxrl_llm.rollouts.judges.judged import by_win_rate, judged
 from jaxrl_llm.rollouts.pairs import (
     against_opponent,
     best_and_worst_of,
+    best_and_worst_place,
     bradley_terry,
-    ends_of,
     higher,
     rates_of,
     with_win_rates,
@@ -49,9 +49,9 @@ def test_rates_by_loop() -> None:
 
 def test_ends_of_scores_are_two_places() -> None:
     nan = float("nan")
-    assert ends_of([nan, nan, nan]) == (0, 1)
-    assert ends_of([nan, 1.0, nan, 2.0]) == (3, 1)
-    with_one = ends_of([nan, nan, 1.0])
+    assert best_and_worst_place([nan, nan, nan]) == (0, 1)
+    assert best_and_worst_place([nan, 1.0, nan, 2.0]) == (3, 1)
+    with_one = best_and_worst_place([nan, nan, 1.0])
     assert with_one[0] == 2
     assert with_one[1] != 2
 

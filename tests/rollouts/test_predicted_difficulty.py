@@ -16,7 +16,7 @@ from jaxrl_llm.algorithms.prompts.dots_rr import predicted_logits, predictor_of,
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds
 from jaxrl_llm.curriculum.networks import attended
-from jaxrl_llm.curriculum.records import facts_of
+from jaxrl_llm.curriculum.records import prompt_facts
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -172,7 +172,7 @@ def test_it_learns_from_an_earlier_run_before_the_first_step() -> None:
     earlier = [task.measured(np.arange(120), shift).tolist() for shift in (-1.0, 0.0, 1.0)]
     histories = [[None if (i + h) % 5 == 0 else earlier[h][i] for h in range(3)] for i in range(120)]
     rows = rows_of(120, policy_embedding=list(task.embedded[:, None]), rates=histories)
-    ids, rates = earlier_rounds(facts_of(rows, 0), "rates", 40)
+    ids, rates = earlier_rounds(prompt_facts(rows, 0), "rates", 40)
     assert ids.shape == rates.shape == (9, 40)
     assert np.isfinite(rates).sum() == 3 * 96
     for one, rate in zip(ids[np.isfinite(rates)], rates[np.isfinite(rates)], strict=True):
@@ -198,9 +198,9 @@ def test_it_learns_from_an_earlier_run_before_the_first_step() -> None:
 def test_wrong_rates_are_named(wrong: list[Any]) -> None:
     rows = rows_of(2, rates=wrong * (2 if len(wrong) == 1 else 1))
     with pytest.raises(InputError, match=r"the column 'rates' of prompt . is .*, but must be a list of success rates"):
-        earlier_rounds(facts_of(rows, 0), "rates", 4)
+        earlier_rounds(prompt_facts(rows, 0), "rates", 4)
 
 
 def test_rates_of_nothing_are_an_error() -> None:
     with pytest.raises(InputError, match="the column 'rates' has no success rate of any prompt: leave it out"):
-        earlier_rounds(facts_of(rows_of(2, rates=[[None], [None]]), 0), "rates", 4)
+        earlier_rounds(prompt_facts(rows_of(2, rates=[[None], [None]]), 0), "rates", 4)

@@ -17,7 +17,7 @@ from jaxrl_llm.rollouts.guidance.prefixes import prefix_length, prefixed_groups,
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.rollouts.runtime.admission import Rule
-from jaxrl_llm.rollouts.runtime.collate import rows_of, to_batch
+from jaxrl_llm.rollouts.runtime.collate import dataset_rows, to_batch
 from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
@@ -94,7 +94,7 @@ def test_prefixed_groups_share_a_context_and_are_groups_of_their_own() -> None:
     np.testing.assert_array_equal(batch.group, np.repeat(np.arange(6), 3))
     np.testing.assert_array_equal(batch.prompt_id, np.repeat([3, 4], 9))
     np.testing.assert_array_equal(batch.info["part"], np.tile(np.repeat([0, 1, 2], 3), 2))
-    assert len(rows_of(ran.found.groups)) == 6, "a row of the data set for each group of the batch"
+    assert len(dataset_rows(ran.found.groups)) == 6, "a row of the data set for each group of the batch"
 
 
 @pytest.mark.parametrize("rollout", [reset_to_data(), prefixed_groups(), tagged("7 7,8")])

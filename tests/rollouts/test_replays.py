@@ -19,7 +19,7 @@ from jaxrl_llm.algorithms.replay.wmar_reservoir_replay import recent_and_reservo
 from jaxrl_llm.core.source import Replay, Step
 from jaxrl_llm.replay import base, buffers, into_groups
 from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.runtime.sources import replayed
+from jaxrl_llm.rollouts.runtime.sources import with_replay
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError
 
@@ -299,7 +299,7 @@ def test_hosts_that_see_the_same_batch_mix_alike() -> None:
             ids = scored.batch.prompt_id[np.unique(scored.batch.group, return_index=True)[1]]
             given = Step(scored, [prompts.rows[i] for i in ids], {"rollout/steps": 1.0})
             key = jax.random.fold_in(jax.random.key(4), step)
-            found, state = replayed(replay, state, given, key, step, prompts)
+            found, state = with_replay(replay, state, given, key, step, prompts)
             b: Any = found.scored.batch
             _, first = np.unique(b.group, return_index=True)
             assert [row["prompt"] for row in found.rows] == [str(i) for i in b.prompt_id[first]]

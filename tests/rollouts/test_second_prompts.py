@@ -18,10 +18,10 @@ from jaxrl_llm.rollouts.auxiliary_prompts import (
     Question,
     agreement,
     boxed,
-    final_answer,
     prediction_of,
     recycled,
     recycled_items,
+    stated_answer,
     with_predictions,
 )
 from jaxrl_llm.rollouts.programs import group
@@ -98,11 +98,11 @@ def test_predictions_are_a_group_beside_the_solutions(speaker: type[Speaker]) ->
 
 
 def test_answers_that_responses_state() -> None:
-    assert final_answer(r"\boxed{1} then \boxed{\frac{1}{2}} .") == r"\frac{1}{2}"
-    assert final_answer("<answer> a b </answer> 7") == "a b"
-    assert final_answer("1,234.5 or -3/4") == "-3/4"
-    assert final_answer(r"\boxed{open 5") == "5"
-    assert final_answer("none") is None
+    assert stated_answer(r"\boxed{1} then \boxed{\frac{1}{2}} .") == r"\frac{1}{2}"
+    assert stated_answer("<answer> a b </answer> 7") == "a b"
+    assert stated_answer("1,234.5 or -3/4") == "-3/4"
+    assert stated_answer(r"\boxed{open 5") == "5"
+    assert stated_answer("none") is None
     assert [boxed(t) for t in (r"\boxed{yes}", r"\boxed{\text{A}} ", r"\boxed{a b}", "yes")] == ["yes", "A", None, None]
 
 

@@ -18,7 +18,7 @@ from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.agents.messages import after
+from jaxrl_llm.rollouts.agents.messages import messages_after
 
 SYSTEM, ASKED, MORE = (
     {"role": role, "content": text} for role, text in (("system", "s"), ("user", "q"), ("user", "m"))
@@ -76,9 +76,9 @@ def test_what_counts_as_said() -> None:
     said: list[Message] = [ASKED, {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "hm"}]
     result = {"role": "tool", "content": "5", "tool_call_id": "2"}
     whole: list[Message] = [ASKED, {"role": "assistant", "content": None, "tool_calls": [told]}, result]
-    assert after(said, whole) == [result]
-    assert after(said, whole[:2]) is None
+    assert messages_after(said, whole) == [result]
+    assert messages_after(said, whole[:2]) is None
     other = {**told, "function": {"name": "f", "arguments": '{"x": 2}'}}
-    assert after(said, [ASKED, {**whole[1], "tool_calls": [other]}, result]) is None
+    assert messages_after(said, [ASKED, {**whole[1], "tool_calls": [other]}, result]) is None
     broken = {**told, "function": {"name": "f", "arguments": '{"x": '}}
-    assert after(said, [ASKED, {**whole[1], "tool_calls": [broken]}, result]) is None
+    assert messages_after(said, [ASKED, {**whole[1], "tool_calls": [broken]}, result]) is None

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.sampling.filters import Filters, keep, support_floor
+from jaxrl_llm.sampling.filters import Filters, kept_tokens, support_floor
 
 V = 12
-find = jax.jit(keep)
+find = jax.jit(kept_tokens)
 
 
 def kept_of(logits: Any, **filters: Any) -> np.ndarray:

@@ -16,8 +16,8 @@ from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.capacity import size_for
 from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens, joined
-from jaxrl_llm.sampling.routed_experts import in_order, of_rows
+from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens, concatenate_tokens
+from jaxrl_llm.sampling.routed_experts import in_order, pad_experts
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 
@@ -134,15 +134,15 @@ def test_tokens_keep_the_experts_of_the_time_they_were_drawn(vectors: Any) -> No
 
 def test_rows_without_experts_among_others() -> None:
     experts = np.arange(4, dtype=np.int8).reshape(2, 1, 2)
-    both = joined([given_tokens(1, 2, 3), given_tokens(4, 5)._replace(experts=experts)])
+    both = concatenate_tokens([given_tokens(1, 2, 3), given_tokens(4, 5)._replace(experts=experts)])
     assert both.experts is not None
     assert both.experts.tolist() == [[[-1, -1]]] * 3 + experts.tolist()
     assert both.first(4).after(3).experts.tolist() == [[[0, 1]]]  # type: ignore[union-attr]
-    assert joined([NO_TOKENS, given_tokens(1)]).experts is None
+    assert concatenate_tokens([NO_TOKENS, given_tokens(1)]).experts is None
     of_prompt = np.full((2, 1, 2), 9, np.int8)
     row = in_order(2, of_prompt, both)
     assert row is not None
     assert row[:, 0, 0].tolist() == [9, 9, -1, -1, 0, 2, -1]
     assert in_order(2, None, given_tokens(1)) is None
-    assert of_rows([None, row], 8)[:, :, 0, 0].tolist() == [[-1] * 8, [9, 9, -1, -1, 0, 2, -1, -1]]  # type: ignore[index]
-    assert of_rows([None, None], 8) is None
+    assert pad_experts([None, row], 8)[:, :, 0, 0].tolist() == [[-1] * 8, [9, 9, -1, -1, 0, 2, -1, -1]]  # type: ignore[index]
+    assert pad_experts([None, None], 8) is None

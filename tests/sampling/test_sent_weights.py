@@ -15,7 +15,7 @@ from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.sampling.weights import take_weights
-from jaxrl_llm.sampling.weights.sent import ADAPTERS, Arriving, Inlet, Outlet, Part, receiver, send, send_adapters
+from jaxrl_llm.sampling.weights.sent import ADAPTERS, Arriving, Inlet, Outlet, Part, receiver, send_adapters, send_all
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -48,7 +48,7 @@ def test_they_are_those_that_a_sampler_takes(family: str, vectors: Any) -> None:
     model = vectors(family)
     policy = dataclasses.replace(model.policy, dtype=jnp.bfloat16, activations="float32")
     sent = Sent(policy, model.params)
-    send(policy, model.params, sent.of.options, sent.part)
+    send_all(policy, model.params, sent.of.options, sent.part)
     weights, wanted = sent.arriving.weights(None), take_weights(policy, model.params).loop
     assert_same(weights.loop, wanted)
     assert sent.parts == [None, *range(policy.config.num_layers)]
@@ -59,7 +59,7 @@ def test_they_are_those_that_a_sampler_takes(family: str, vectors: Any) -> None:
 def test_they_are_rounded_before_they_are_sent(rounding: str, vectors: Any) -> None:
     model = vectors("llama")
     sent = Sent(model.policy, model.params, rounding)
-    send(model.policy, model.params, sent.of.options, sent.part)
+    send_all(model.policy, model.params, sent.of.options, sent.part)
     assert_same(sent.arriving.weights(None).loop, take_weights(model.policy, model.params, weight_dtype=rounding).loop)
     assert sum(sent.bytes[1:]) < 0.5 * sum(x.nbytes for x in jax.tree.leaves(model.params["layers"]))
 
@@ -70,7 +70,7 @@ def test_no_more_than_a_layer_is_there_twice(vectors: Any) -> None:
     policy = dataclasses.replace(model.policy, dtype=jnp.bfloat16)
     sent = Sent(policy, model.params)
     before = sum(x.nbytes for x in jax.live_arrays())
-    send(policy, model.params, sent.of.options, sent.part)
+    send_all(policy, model.params, sent.of.options, sent.part)
     arrived = np.cumsum([0, *sent.bytes[:-1]])
     for held, there, own in zip(sent.held, arrived, sent.bytes, strict=True):
         assert held - before - there <= own + max(sent.bytes[1:])
@@ -83,7 +83,7 @@ def test_of_adapters_these_alone_are_sent(vectors: Any) -> None:
     first, later = (lora.init(jax.random.key(seed), policy.config, 4) for seed in (1, 2))
     later = jax.tree.map(lambda x: x + 0.5, later)
     sent = Sent(policy, combine(base, first))
-    send(policy, combine(base, first), sent.of.options, sent.part)
+    send_all(policy, combine(base, first), sent.of.options, sent.part)
     weights = sent.arriving.weights(None)
     del sent.parts[:], sent.bytes[:]
     assert send_adapters(combine(base, later), sent.part)
@@ -98,4 +98,4 @@ def test_two_policies_are_refused(vectors: Any) -> None:
     model = vectors("llama_tied")
     sent = Sent(model.policy, model.params)
     with pytest.raises(InputError, match="have the weights of one policy, but this method trains two"):
-        send(model.policy, {**model.params, "other": model.params}, sent.of.options, sent.part)
+        send_all(model.policy, {**model.params, "other": model.params}, sent.of.options, sent.part)

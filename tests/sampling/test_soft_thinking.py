@@ -17,7 +17,7 @@ from jaxrl_kernels.sample.noise import OF_TOKENS, bits_at, gumbel, row_keys
 from jaxrl_llm import sample
 from jaxrl_llm.core.soft_thinking import SoftThinking, no_thoughts
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, from_arrays, to_arrays
+from jaxrl_llm.rollouts.runtime.replay_log import CallKey, GroupLog, PartialSample, from_arrays, to_arrays
 from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.stream import stream
@@ -139,7 +139,7 @@ def test_rows_do_not_depend_on_others_and_continue_where_they_were() -> None:
         requests = []
         for n in asked:
             begun = parts[n].tokens if n in parts else REQUESTS[n].begun
-            call, drawn = Call(n, 0, 0), Answer(begun)
+            call, drawn = CallKey(n, 0, 0), PartialSample(begun)
             (log,) = from_arrays(to_arrays((GroupLog((1,), 0, 1, 0, {call: drawn}),)))
             requests.append(dataclasses.replace(REQUESTS[n], begun=log.drawn[call].tokens, pause_at=pause))
         parts |= {asked[one.index]: one for one in rollout(policy, requests)}

@@ -61,12 +61,12 @@ def served(policy: Any) -> Iterator[tuple[str, Engines]]:
 def serving(engines: Engines, adapters: Mapping[str, PromptFormat] = {}) -> Iterator[str]:
     """Context manager: an endpoint in a thread of its own; its base URL."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
-    from jaxrl_llm.server.app import Endpoint, application
+    from jaxrl_llm.server.app import ModelServer, application
 
     urls = list[str]()
 
     async def run() -> None:
-        app = application(Endpoint(engines, "tiny", key=KEY, adapters=adapters))
+        app = application(ModelServer(engines, "tiny", key=KEY, adapters=adapters))
         runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -212,10 +212,10 @@ def test_calls_of_tools_are_read(served: Any, client: Any, monkeypatch: pytest.M
 
     async def sample(asked: Any) -> Any:
         from jaxrl_llm.sampling.requests import Tokens
-        from jaxrl_llm.server.engines import Progress
+        from jaxrl_llm.server.engines import SoFar
 
         zeros = np.zeros(len(drawn), np.float32)
-        yield Progress(Tokens(np.asarray(drawn, np.int32), zeros, zeros, zeros, zeros, zeros.astype(np.int32)), "stop")
+        yield SoFar(Tokens(np.asarray(drawn, np.int32), zeros, zeros, zeros, zeros, zeros.astype(np.int32)), "stop")
 
     monkeypatch.setattr(engines, "sample", sample)
     schema = {"type": "object", "properties": {"at": {"type": "string"}}}

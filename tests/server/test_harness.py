@@ -26,7 +26,7 @@ import tiny_runs as runs
 from test_agent_runs import config_of
 
 from jaxrl_llm.cli.program import main
-from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import ReadCall, Reply
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.server.harness import Harness, harness
 from jaxrl_llm.training import setup
@@ -259,7 +259,7 @@ def test_tools_and_thoughts_reach_the_client() -> None:
     now(world.reset({}, 0))
     assert list(world.tools) == [tool]
     message = {"role": "assistant", "content": "", "reasoning_content": "hm"}
-    assert now(world.step(Reply(message, (Call("look", {"at": 1}),), tokens=5, prompt_tokens=7))).done
+    assert now(world.step(Reply(message, (ReadCall("look", {"at": 1}),), tokens=5, prompt_tokens=7))).done
     assert now(world.close()) is None
     (choice,) = heard[0]["choices"]
     assert choice["finish_reason"] == "tool_calls"

@@ -26,7 +26,7 @@ from test_harness import HI, post, trained
 from jaxrl_llm import server
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import ReadCall, Reply
 from jaxrl_llm.learner.prefix_trie import TokenRows, prefix_tries
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.rollouts.agents import agent
@@ -407,7 +407,7 @@ def test_ids_of_calls_are_the_same_when_an_episode_is_told_again() -> None:
     for _ in range(2):
         world = Harness(play)
         asyncio.run(world.reset({}, 0))
-        reply = Reply({"role": "assistant", "content": ""}, (Call("look", {}),))
+        reply = Reply({"role": "assistant", "content": ""}, (ReadCall("look", {}),))
         assert not asyncio.run(world.step(reply)).done
         asyncio.run(world.close())
     assert heard[0] == heard[1]

@@ -19,7 +19,7 @@ import tiny_runs as runs
 from test_agent_runs import calling, config_of
 from test_harness import replies
 
-from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import ReadCall, Reply
 from jaxrl_llm.rewards.workers.loading import load_value
 from jaxrl_llm.server.harness import Harness
 
@@ -86,9 +86,9 @@ def test_an_agent_uses_its_tool_and_answers(tmp_path: Path) -> None:
     seen = asyncio.run(world.reset({"prompt": "Add hm."}, 0))
     assert [one["role"] for one in seen.messages] == ["system", "user"]
     assert [tool["function"]["name"] for tool in world.tools] == ["add", "final_answer"]
-    seen = asyncio.run(world.step(Reply({"role": "assistant", "content": ""}, (Call("add", {"text": "hm."}),))))
+    seen = asyncio.run(world.step(Reply({"role": "assistant", "content": ""}, (ReadCall("add", {"text": "hm."}),))))
     assert "1 so far" in str(seen.messages[-1]["content"])
-    answer = Reply({"role": "assistant", "content": ""}, (Call("final_answer", {"answer": "yes"}),))
+    answer = Reply({"role": "assistant", "content": ""}, (ReadCall("final_answer", {"answer": "yes"}),))
     assert asyncio.run(world.step(answer)).done
     assert asyncio.run(world.close()) == 1.0
     assert runs.lines_of(tmp_path / "heard.jsonl") == [[["hm."], "yes"]]

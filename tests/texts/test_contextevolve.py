@@ -7,7 +7,7 @@ from spoken import Spoken, tasks
 
 from jaxrl_llm.texts import Experience, get, worked_example
 from jaxrl_llm.texts.methods.contextevolve import exemplars, remembered
-from jaxrl_llm.texts.proposer import split
+from jaxrl_llm.texts.proposer import split_text
 
 
 def test_exemplars_are_drawn_by_priority() -> None:
@@ -43,8 +43,8 @@ def test_a_step_tries_children_with_examples_and_a_direction() -> None:
     state = method.step(method.init("Go."), tasks("q0", "q1"), engine)
     first, *children = state.candidates
     assert (first.text, first.mean) == ("Go.", 0.5)
-    assert [split(one.text)[0] for one in children] == ["Go.", "Go.\nShow the sum."]
-    assert all(one.mean == 1.0 and len(split(one.text)[1]) == 1 for one in children)
+    assert [split_text(one.text)[0] for one in children] == ["Go.", "Go.\nShow the sum."]
+    assert all(one.mean == 1.0 and len(split_text(one.text)[1]) == 1 for one in children)
     assert {one.text for one in state.experiences} == {worked_example(q, f"{q} is right") for q in ("q0", "q1")}
     assert sum(one.uses for one in state.experiences) == 2
     assert "- Go. (0.50)" in engine.asked[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.texts import Candidate, Experience, State, apart, distance, observed, softmax, top
-from jaxrl_llm.texts.candidates import drawn, replaced, state_of_json
+from jaxrl_llm.texts.candidates import draw_places, replaced, state_of_json
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -49,8 +49,8 @@ def test_the_net_keeps_texts_that_are_far_from_all_kept_ones() -> None:
 
 def test_places_are_drawn_without_those_of_no_probability() -> None:
     random = np.random.default_rng(1)
-    assert sorted(drawn(random, np.array([0.5, 0.0, 0.5]), 5)) == [0, 2]
-    counts = np.bincount([drawn(random, np.array([0.75, 0.25]), 1)[0] for _ in range(400)])
+    assert sorted(draw_places(random, np.array([0.5, 0.0, 0.5]), 5)) == [0, 2]
+    counts = np.bincount([draw_places(random, np.array([0.75, 0.25]), 1)[0] for _ in range(400)])
     assert abs(counts[0] - 300) < 40
 
 

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from chat_templates import tokenizer_with
 
 from jaxrl_llm.core.transform import stateless
-from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import ReadCall, Reply
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.io.load import load_tokenizer
@@ -75,7 +75,7 @@ class AsCalls:
 
     def __call__(self, ids: Any) -> Reply:
         text = self.chat.tokenizer.decode(list(ids), skip_special_tokens=True)
-        call = Call("add", {"text": text})
+        call = ReadCall("add", {"text": text})
         said = {"type": "function", "function": {"name": "add", "arguments": {"text": text}}}
         return Reply({"role": "assistant", "content": "", "tool_calls": [said]}, (call,))
 

@@ -11,7 +11,7 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.training.config import TrainConfig, auto_dtype
-from jaxrl_llm.training.config.auto_dtype import half_instructions, kept, with_dtype
+from jaxrl_llm.training.config.auto_dtype import half_instructions, with_dtype, with_kept_dtype
 from jaxrl_llm.training.folder.files import RunFolder, has_begun
 
 INTEL = "processor\t: 0\nflags\t\t: fpu avx512f avx512_bf16 amx_tile amx_bf16 amx_int8\n\n"
@@ -47,7 +47,7 @@ def test_a_run_begins_with_the_dtype_of_its_processor_and_keeps_it(
     # Another processor goes on with the same dtype, whether by its folder or by all settings.
     monkeypatch.setattr(auto_dtype, "half_instructions", lambda: "" if found else "amx_bf16")
     assert has_begun(config, False)
-    assert kept(config).dtype == dtype
+    assert with_kept_dtype(config).dtype == dtype
     runs.train(dataclasses.replace(config, steps=2), resume=True)
     assert f"dtype {dtype}, as before" in capsys.readouterr().out
     rows = (Path(config.output) / "metrics.jsonl").read_text().splitlines()
@@ -68,4 +68,4 @@ def test_hosts_take_bfloat16_only_where_all_are_fast_at_it(monkeypatch: pytest.M
 def test_another_dtype_is_left_alone() -> None:
     config = TrainConfig(dtype="bfloat16")
     assert with_dtype(config, False) == (config, "")
-    assert kept(config) is config
+    assert with_kept_dtype(config) is config

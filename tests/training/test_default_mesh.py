@@ -17,7 +17,7 @@ import tiny_runs as runs
 from jaxrl_llm.distributed.chips import GPUS, TPUS, Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import parameter_shapes
-from jaxrl_llm.plan.choose_mesh import candidates, choose, memory_of, planned
+from jaxrl_llm.plan.choose_mesh import candidates, choose, memory_of, with_chosen_meshes
 from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.sampling_mesh import START, Devices, fastest, splits_of
@@ -135,16 +135,16 @@ def test_a_plan_takes_the_mesh_that_a_run_would() -> None:
     asked = config(model=str(CONFIGS / "qwen3-8b.json"), **SLICES)
     devices = [SimpleNamespace(process_index=number // 4) for number in range(16)]
     topology = Topology(TPUS["v5p"], devices, "tpu")
-    found = planned(asked, topology)
+    found = with_chosen_meshes(asked, topology)
     assert (found.mesh, found.sampling_mesh) == ("data=4,fsdp=4", "data=4,tensor=4"), "as in TABLE"
     named = dataclasses.replace(asked, mesh="fsdp=16")
-    assert planned(named, topology) == dataclasses.replace(named, sampling_mesh="data=4,tensor=4")
+    assert with_chosen_meshes(named, topology) == dataclasses.replace(named, sampling_mesh="data=4,tensor=4")
     both = dataclasses.replace(named, sampling_mesh="data=8,tensor=2")
-    assert planned(both, topology) == both
-    assert planned(dataclasses.replace(asked, sampling_mesh="data=8,tensor=2"), topology).sampling_mesh == (
+    assert with_chosen_meshes(both, topology) == both
+    assert with_chosen_meshes(dataclasses.replace(asked, sampling_mesh="data=8,tensor=2"), topology).sampling_mesh == (
         "data=8,tensor=2"
     )
-    assert planned(asked, Topology(TPUS["v5p"], devices, "cpu")) == asked
+    assert with_chosen_meshes(asked, Topology(TPUS["v5p"], devices, "cpu")) == asked
 
 
 def test_the_first_candidates_communicate_least() -> None:

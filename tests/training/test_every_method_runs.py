@@ -36,7 +36,7 @@ from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.rewards.judges import questions
 from jaxrl_llm.training import step as training_step
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.method_settings import fitted, hyperparameters_of
+from jaxrl_llm.training.config.method_settings import catalogue_hyperparameters, fitted
 
 pytestmark = pytest.mark.heavy
 # A policy that writes noise is right half of the time, has one of three answers, and parts of its texts are worth more.
@@ -261,7 +261,7 @@ def config_of(folder: Path, name: str, models: Models) -> TrainConfig:
     if algorithms.families()[name] == "diffusion":
         usual |= {"model": str(models.diffusion), "stop": ()}
     config = runs.small_config(folder, algorithm=name, **usual)
-    known = hyperparameters_of(config)
+    known = catalogue_hyperparameters(config)
     own: dict[str, Any] = {
         field: getattr(TrainConfig(), field) for field, one in settings.items() if not one.fits(config, known)
     }

@@ -20,7 +20,7 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.by_row import with_members
 from jaxrl_llm.models.policy import positions_of
 from jaxrl_llm.plan.full_batch import full_batch
-from jaxrl_llm.plan.shapes import checked as checked_plan
+from jaxrl_llm.plan.shapes import plan_inputs as checked_plan
 from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.requests import Request

@@ -47,7 +47,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         return dict(zip(("a", "b"), points[Path(config.output).name].tolist(), strict=True))
 
     monkeypatch.setattr(fronts, "train", train)
-    monkeypatch.setattr(fronts, "measured", measured)
+    monkeypatch.setattr(fronts, "_measured", measured)
     monkeypatch.setattr(fronts, "has_begun", lambda config, accept: False)
     monkeypatch.setattr(fronts, "fitted", lambda config: config)
     monkeypatch.setattr(fronts, "_exported", lambda folder, name: str(folder / "models" / name))

@@ -18,7 +18,7 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.plan.estimate import held_bytes
 from jaxrl_llm.plan.models import config_of as config_of_model
 from jaxrl_llm.plan.sampling import abstract_mesh
-from jaxrl_llm.plan.shapes import checked as checked_plan
+from jaxrl_llm.plan.shapes import plan_inputs as checked_plan
 from jaxrl_llm.plan.shapes import state_shapes
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method

@@ -18,7 +18,7 @@ from jaxrl_llm import load_policy, save_policy
 from jaxrl_llm.core.shapes import pad_rows
 from jaxrl_llm.models.scores import init_reward_model
 from jaxrl_llm.objectives.functional import bradley_terry_loss
-from jaxrl_llm.reporting.reward_accuracy import Scored, accuracies
+from jaxrl_llm.reporting.reward_accuracy import Rated, accuracies
 from jaxrl_llm.rewards import get_reward, score
 from jaxrl_llm.rewards.models.whole import encoded
 from jaxrl_llm.sampling.batch import prompts_of
@@ -154,7 +154,7 @@ def test_a_reward_model_learns_a_preference_and_teaches_it(tmp_path: Path) -> No
         weights, state = learn(weights, state, rows(better + worse))
     better, worse = pairs_of(rng, 100)
     scores = np.asarray(model.scores(weights, *rows(better + worse)))[:, 0].tolist()
-    (found,) = accuracies([Scored([x], [y]) for x, y in zip(scores[:100], scores[100:], strict=True)])
+    (found,) = accuracies([Rated([x], [y]) for x, y in zip(scores[:100], scores[100:], strict=True)])
     assert found.accuracy >= 0.95
 
     save_policy(tmp_path / "reward", model, weights, tokenizer)

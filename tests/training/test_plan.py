@@ -31,7 +31,7 @@ from jaxrl_llm.plan.full_batch import as_trained, full_batch
 from jaxrl_llm.plan.models import config_of, depths
 from jaxrl_llm.plan.plan import Plan, estimated_plan, learning_programs
 from jaxrl_llm.plan.sampling import abstract_mesh
-from jaxrl_llm.plan.search import Found, applied, candidates, options
+from jaxrl_llm.plan.search import SearchResult, applied, candidates, train_options
 from jaxrl_llm.plan.shapes import held_by, shapes_of, state_shapes
 from jaxrl_llm.plan.table import sharding_table
 from jaxrl_llm.training.config import TrainConfig
@@ -207,15 +207,15 @@ class TestSearch:
 
     def test_changes_as_options(self) -> None:
         changes = {"mesh": "fsdp=4", "remat": True, "keep_projections": False, "optimizer.moments": "bfloat16"}
-        assert options(changes) == "--mesh fsdp=4 --remat --no-keep-projections --optimizer.moments bfloat16"
+        assert train_options(changes) == "--mesh fsdp=4 --remat --no-keep-projections --optimizer.moments bfloat16"
         config = applied(TrainConfig(remat=False), changes)
         assert (config.mesh, config.remat, config.optimizer.moments) == ("fsdp=4", True, "bfloat16")
 
 
 class TestTables:
-    def found(self, **changes: Any) -> tuple[Plan, Found]:
+    def found(self, **changes: Any) -> tuple[Plan, SearchResult]:
         plan = estimated_plan(tiny(**changes), here()._replace(chip=TPUS["v5e"]))
-        return plan, Found(plan, "", None, {})
+        return plan, SearchResult(plan, "", None, {})
 
     def test_text_and_json_say_the_same(self) -> None:
         plan, found = self.found()
@@ -232,10 +232,10 @@ class TestTables:
     def test_what_does_not_fit_names_the_changes(self) -> None:
         plan, _ = self.found()
         large = plan._replace(held=plan.held | {"parameters": 20 * GIB})
-        text = table.as_text(Found(large, "", plan, {"mesh": "fsdp=4"}), "jaxrl train")
+        text = table.as_text(SearchResult(large, "", plan, {"mesh": "fsdp=4"}), "jaxrl train")
         assert "does not fit: 20." in text
         assert text.endswith("jaxrl train --mesh fsdp=4")
-        text = table.as_text(Found(None, "no such mesh", None, {}), "jaxrl train")
+        text = table.as_text(SearchResult(None, "no such mesh", None, {}), "jaxrl train")
         assert "no such mesh" in text
         assert text.endswith("take more chips.")
 

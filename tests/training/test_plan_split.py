@@ -16,7 +16,7 @@ from compiling import with_devices
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed.chips import GPUS, Topology
-from jaxrl_llm.plan.choose_mesh import planned
+from jaxrl_llm.plan.choose_mesh import with_chosen_meshes
 from jaxrl_llm.plan.plan import SAMPLING, estimated_plan
 from jaxrl_llm.plan.split import best, splits
 from jaxrl_llm.training.config import TrainConfig
@@ -50,7 +50,7 @@ def test_each_part_is_planned_as_a_run_on_its_devices() -> None:
     alone = dataclasses.replace(CONFIG, max_staleness=0)
     for one in found:
         there = of_gpus(8 - one.devices)
-        plan = estimated_plan(planned(alone, there), there)
+        plan = estimated_plan(with_chosen_meshes(alone, there), there)
         learning = {name: seconds for name, seconds in plan.seconds.items() if name not in SAMPLING}
         assert one.learning == pytest.approx(sum(max(each) for each in learning.values()))
         assert one.bytes[1] == sum(plan.held.values()) + max(

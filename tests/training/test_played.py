@@ -9,7 +9,7 @@ import pytest
 from test_agent_runs import WORLDS, model_of
 
 from jaxrl_llm.cli.program import main
-from jaxrl_llm.training.rollout.play import Played, rows_to_play, transcript
+from jaxrl_llm.training.rollout.play import Played, message_as_text, rows_to_play
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -27,7 +27,7 @@ def test_arguments_are_prompts_or_rows() -> None:
 def test_transcripts_show_reasoning_and_calls_and_no_control_characters() -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     said = {"role": "assistant", "content": "so\x1b[2J", "reasoning_content": "hm", "tool_calls": [call]}
-    assert transcript(said) == '[assistant] (hm) so␛[2J -> add({"a": 1})'
+    assert message_as_text(said) == '[assistant] (hm) so␛[2J -> add({"a": 1})'
     assert Played({}, rewards=[0.5, 0.25], final=1.0, state="done").outcome == "done after 2 turns, reward 1.75"
     assert Played({}, rewards=[0.0], rewarded=False).outcome == "cut off after 1 turn"
 

@@ -15,7 +15,7 @@ from record_files import FORMATS
 from jaxrl_llm.data import load
 from jaxrl_llm.data.prompt_rows import PromptRows
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.rollouts.runtime.sources import draw, shuffled_epochs
+from jaxrl_llm.rollouts.runtime.sources import draw_prompts, shuffled_epochs
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.inputs import evaluation_rows, prompt_sets, read_inputs, split_prompts
 from jaxrl_llm.utils.errors import InputError
@@ -54,8 +54,8 @@ def test_every_format_gives_the_prompts_ids_and_order_of_a_list(
     one, other = shuffled_epochs(expected.rows, config.seed), shuffled_epochs(found.rows, config.seed)
     state, same = one.init(), other.init()
     for _ in range(4):  # two epochs
-        ids, state, _ = draw(one, expected, state, 4)
-        drawn, same, _ = draw(other, found, same, 4)
+        ids, state, _ = draw_prompts(one, expected, state, 4)
+        drawn, same, _ = draw_prompts(other, found, same, 4)
         assert (drawn, same) == (ids, state)
         assert [found.rows[i] for i in drawn] == [expected.rows[i] for i in ids]
         assert [found.ids[i] for i in drawn] == [expected.ids[i] for i in ids]
@@ -150,6 +150,6 @@ def test_a_curriculum_may_choose_any_prompts(tokenizer: Any, tmp_path: Path) -> 
     )
     rows = rows_of(tmp_path)
     for _ in range(5):
-        ids, _, _ = draw(order, found, None, 6)
+        ids, _, _ = draw_prompts(order, found, None, 6)
         assert [found.rows[i] for i in ids] == [rows[i] for i in ids]
         assert [found.ids[i] for i in ids] == [list(rows[i]["prompt"].encode()) for i in ids]

@@ -20,7 +20,7 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.plan.full_batch import full_batch
-from jaxrl_llm.plan.shapes import checked as checked_plan
+from jaxrl_llm.plan.shapes import plan_inputs as checked_plan
 from jaxrl_llm.plan.shapes import shapes_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.evaluation.evaluate import evaluate_policy, evaluate_run

@@ -17,12 +17,12 @@ from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.health.goodput import Clock
-from jaxrl_llm.training.health.loss_spikes import History, Rule, as_history, bound, judge
+from jaxrl_llm.training.health.loss_spikes import History, SpikeRule, as_history, bound, judge
 from jaxrl_llm.training.state import LoopState
 from jaxrl_llm.training.step import undo_spike
 from jaxrl_llm.utils.errors import InputError
 
-RULE = Rule(("loss",), factor=4.0, window=5, rollbacks=2)
+RULE = SpikeRule(("loss",), factor=4.0, window=5, rollbacks=2)
 FLAT = History({"loss": (1.0, 3.0, 2.0, 5.0, 2.0)})  # median 2, distances 1 1 0 3 0, MAD 1: the bound is 6
 
 

@@ -25,7 +25,7 @@ from jaxrl_llm.core.source import Source
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.replay_log import Answer, Pool
+from jaxrl_llm.rollouts.runtime.replay_log import PartialSample, Pool
 from jaxrl_llm.training import begin, loop, method
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import to_dict
@@ -159,7 +159,7 @@ class Taken(NamedTuple):
         return self.after.pool
 
     @property
-    def waiting(self) -> list[Answer]:
+    def waiting(self) -> list[PartialSample]:
         """Their samples, as far as they are."""
         return [answer for log in self.pool for answer in log.drawn.values()]
 

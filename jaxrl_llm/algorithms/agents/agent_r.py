@@ -20,7 +20,7 @@ from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path
 from jaxrl_llm.rollouts.agents.program import agents_part
 from jaxrl_llm.rollouts.agents.restarts import PIVOT
-from jaxrl_llm.rollouts.auxiliary_prompts import graded
+from jaxrl_llm.rollouts.auxiliary_prompts import with_own_reward
 from jaxrl_llm.rollouts.episode import Segment, given
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
@@ -247,10 +247,10 @@ def spliced(
         return None
     segments = (
         *(one._replace(sampled=False).elsewhere() for one in before.segments), revision, given(answer),
-        *(one.elsewhere() for one in after(end, place)),
+        *(one.elsewhere() for one in segments_after(end, place)),
     )  # fmt: skip
     turns = tuple(end.turn_rewards[shared:])
-    return graded(
+    return with_own_reward(
         replace(
             end, prompt=row.prompt, trained_prompt=None, segments=segments, turn_rewards=(0.0, *turns) if turns else (),
             state_keys=(0, *end.state_keys[shared:]),
@@ -266,7 +266,7 @@ def starts(row: Episode, turn: int) -> int | None:
     return int(places[0]) if places.size else None
 
 
-def after(row: Episode, count: int) -> list[Segment]:
+def segments_after(row: Episode, count: int) -> list[Segment]:
     """The segments of an episode after its first `count` tokens."""
     kept = list[Segment]()
     for segment in row.segments:

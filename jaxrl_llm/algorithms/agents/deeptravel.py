@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.turns import needs_turns, turn_mask
-from jaxrl_llm.algorithms.agents.grpo_roc import of_rows
+from jaxrl_llm.algorithms.agents.grpo_roc import entry_or_zeros
 from jaxrl_llm.algorithms.method import Algorithm, beside, judge_among_rewards, method, run_needs, run_settings
 from jaxrl_llm.core.annotations import Count, Fraction, NonNegative, OfRun, Ours
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
@@ -25,7 +25,7 @@ from jaxrl_llm.rollouts.agents.program import graded as with_rewards
 from jaxrl_llm.rollouts.agents.program import with_episodes
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import mean_verdict
-from jaxrl_llm.rollouts.judges.judged import counts, criteria_of, graded, rubric_scores
+from jaxrl_llm.rollouts.judges.judged import ask_grades, counts, criteria_of, rubric_scores
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError
 
@@ -58,7 +58,7 @@ def verified(batch: Trajectories, threshold: float, combine: Literal["all", "mea
         return batch.scores
     mask = turn_mask(batch)
     passed = mask & ~(batch.turn_rewards < threshold)
-    episode = of_rows(batch, "episode")
+    episode = entry_or_zeros(batch, "episode")
     number = jnp.arange(mask.shape[0]) if episode is None else episode.astype(jnp.int32)
     turns, good = (jnp.sum(x, axis=1).astype(jnp.float32) for x in (mask, passed))
     turns, good = bucket_sums(joint_key(batch.group, number), turns, good)
@@ -165,13 +165,13 @@ async def verdicts_on(
         for game in games
     ]
     first = [(Grading(), *one, criterion.text) for one in asked for criterion in own]
-    verdicts, _ = await graded(who, tools, task, first, 1)
+    verdicts, _ = await ask_grades(who, tools, task, first, 1)
     marks = np.asarray([mean_verdict(one) for one in verdicts]).reshape(len(games), len(own))
     whole = rubric_scores(marks, [one.weight for one in own], every=True)
     answers = [answers_to(game) for game in games]
     places = [(n, turn) for n in np.flatnonzero(whole == 1) for turn, said in enumerate(answers[n]) if said]
     second = [(Grading(DETAILS), *asked[n], answers[n][turn]) for n, turn in places]
-    more, _ = await graded(who, tools, task, second, 1, len(first))
+    more, _ = await ask_grades(who, tools, task, second, 1, len(first))
     rewards = [[0.0] * len(game.one.rewards) for game in games]
     for (n, turn), verdict in zip(places, map(mean_verdict, more), strict=True):
         rewards[n][turn] = 1.0 if verdict == 1 else -1.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns import needs_turns
-from jaxrl_llm.algorithms.agents.agent_r import after, common_steps, starts
+from jaxrl_llm.algorithms.agents.agent_r import common_steps, segments_after, starts
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, beside, method, run_needs
@@ -19,8 +19,8 @@ from jaxrl_llm.rollouts.agents.fork import Searched, scored_paths
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
 from jaxrl_llm.rollouts.agents.program import agents_part
-from jaxrl_llm.rollouts.agents.restarts import PIVOT, Attempt, retried_from, rows_of
-from jaxrl_llm.rollouts.auxiliary_prompts import graded
+from jaxrl_llm.rollouts.agents.restarts import PIVOT, Attempt, retried_from, trained_rows
+from jaxrl_llm.rollouts.auxiliary_prompts import with_own_reward
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 
 REFLECT = """The last action was a mistake, and the situation is not the one that was wanted. Say what went wrong, and \
@@ -105,7 +105,7 @@ def step_of(row: Episode, turn: int) -> Episode | None:
     """An episode up to and with one reply, which alone is learnt; None where there is none."""
     if (place := starts(row, turn)) is None:
         return None
-    reply = list(after(row, place))
+    reply = list(segments_after(row, place))
     length = next((n for n, one in enumerate(reply) if not one.sampled), len(reply))
     before = (one._replace(sampled=False).elsewhere() for one in row.first(place).segments)
     return replace(row, segments=(*before, *reply[:length]), trained_prompt=None, turn_rewards=(), state_keys=(0,))
@@ -133,7 +133,7 @@ def paired_steps(good: Episode, bad: Episode, turn: int) -> list[Episode]:
     place = starts(good, turn) or 0
     if good.prompt != bad.prompt or good.first(place).tokens != bad.first(place).tokens:
         return []
-    return [graded(chosen, 1.0, good), graded(rejected, 0.0, bad)]
+    return [with_own_reward(chosen, 1.0, good), with_own_reward(rejected, 0.0, bad)]
 
 
 @agents_part(
@@ -171,7 +171,7 @@ async def stepwise(
         if again is None:
             return None
         (one,) = await scored_paths([again.path])
-        rows = rows_of(again, one.end)
+        rows = trained_rows(again, one.end)
         return rows[0] if one.value > success and len(rows) == 1 else None
 
     found = await tried(range(min(first, G)))

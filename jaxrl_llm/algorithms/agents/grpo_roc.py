@@ -13,7 +13,7 @@ from jaxrl_llm.utils.errors import InputError
 FORM = "one_answer"  # the reward that says how nearly a completion has one answer
 
 
-def of_rows(batch: Trajectories, name: str) -> Array | None:
+def entry_or_zeros(batch: Trajectories, name: str) -> Array | None:
     """An entry of the batch's info f32[N], 0 where a row has none; None without it."""
     value = (batch.info or {}).get(name)
     return None if value is None else jnp.nan_to_num(value)
@@ -34,7 +34,7 @@ def cleanest_right_rows_out(
     zero, one = jnp.where(zero <= few, few, zero), jnp.where(zero <= few, number - few, one)
     few = jnp.minimum(least_right, rights)
     zero, one = jnp.where(one <= few, number - few, zero), jnp.where(one <= few, few, one)
-    calls, failed = (of_rows(batch, name) for name in ("calls", "failed_calls"))
+    calls, failed = (entry_or_zeros(batch, name) for name in ("calls", "failed_calls"))
     penalty = jnp.full(batch.group.shape, 0.5)
     if calls is not None and failed is not None:
         penalty = jnp.where(calls > 0, failed / jnp.maximum(calls, 1.0), 0.5)

@@ -13,13 +13,13 @@ from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.curriculum.embedded import text_features
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.data.chat.turns import ChatTurns
-from jaxrl_llm.environments.games import SAYING, TalkGame, action_in, conversations, sayings, text_of, told
+from jaxrl_llm.environments.games import SAYING, TalkGame, action_in, conversations, reply_text, sayings, with_sayings
 from jaxrl_llm.games import Node, cfr, information_sets, regret_matching
 from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.messages import merged, messages_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings
-from jaxrl_llm.rollouts.pairs import ends_of
+from jaxrl_llm.rollouts.pairs import best_and_worst_place
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group, samples
 from jaxrl_llm.utils.errors import InputError
 
@@ -181,7 +181,7 @@ def latent_talk(
         for n, name in enumerate(others):
             for number in range(first + n * replies, first + (n + 1) * replies):
                 said = {z: texts[int(random.integers(len(texts)))] for z, texts in heard.items()}
-                spoken = [{**one, "content": told(str(one["content"]), said)} for one in asked[name]]
+                spoken = [{**one, "content": with_sayings(str(one["content"]), said)} for one in asked[name]]
                 asking.append(drawn(tools, task, settings, spoken, [number]))
         acted = [reply_in(chat, one) for (one,) in await gather(*asking)]
         start = {name: prior * frequencies(talk.latent[name].tolist(), len(sets[name][1])) for name in speakers}
@@ -199,7 +199,7 @@ def latent_talk(
         for n in sorted(order.tolist()):
             name = list(speakers)[n]
             scores = [float(sigma[name][z]) for z in talk.latent[name]]
-            rows += [talk.episodes[name][one].scored(scores[one]).in_part(n) for one in ends_of(scores)]
+            rows += [talk.episodes[name][one].scored(scores[one]).in_part(n) for one in best_and_worst_place(scores)]
         return rows
 
     def around(inner: Rollout) -> Rollout:
@@ -232,4 +232,4 @@ async def drawn(
 
 def reply_in(chat: ChatTurns, episode: Episode) -> str:
     """The text of a sampled reply."""
-    return text_of(chat.reading(episode.last))
+    return reply_text(chat.reading(episode.last))

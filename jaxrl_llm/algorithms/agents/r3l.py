@@ -20,13 +20,13 @@ from jaxrl_llm.rollouts.agents.restarts import (
     PIVOT,
     Attempt,
     Reflection,
+    attempt_transcript,
     attempted,
     reflection_in,
     retried_from,
-    rows_of,
-    transcript,
+    trained_rows,
 )
-from jaxrl_llm.rollouts.auxiliary_prompts import graded
+from jaxrl_llm.rollouts.auxiliary_prompts import with_own_reward
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.utils.errors import is_off
 
@@ -178,7 +178,7 @@ async def reflecting(
     async def reflected(number: int, first: Attempt, end: Episode) -> Episode | None:
         if not first.replies or end.reward is None or end.reward != end.reward:
             return None
-        prompt = tools.prompt(reflect.format(attempt=transcript(first, end.reward)))
+        prompt = tools.prompt(reflect.format(attempt=attempt_transcript(first, end.reward)))
         if not tools.fits(prompt):
             return None
         return await tools.sample(prompt, number=number, limit=reflection_tokens)
@@ -205,12 +205,17 @@ async def reflecting(
 
     seconds = await gather(*map(second, range(half)))
     later = await ends_of(tools, [again.path.one for again in seconds], settings.turn_rewards)
-    rows = [row for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True) for row in rows_of(one, end)]
+    rows = [
+        row for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True) for row in trained_rows(one, end)
+    ]
     out = [row.in_part(0) for row in rows]
 
     def add(number: int, more: Sequence[Episode]) -> None:
         known = {"off_prompt": 0.0, "guided": 0.0, PIVOT: 0.0, **dict.fromkeys(COUNTS, 0.0)}
-        out.extend(graded(row.with_info(**{**known, **row.info}), full_reward, rows[0]).in_part(number) for row in more)
+        out.extend(
+            with_own_reward(row.with_info(**{**known, **row.info}), full_reward, rows[0]).in_part(number)
+            for row in more
+        )
 
     for n, (reflection, answer) in enumerate(zip(found, said, strict=True)):
         r1, r2 = ends[n].reward or 0.0, later[n].reward or 0.0
@@ -220,5 +225,5 @@ async def reflecting(
         if answer is not None and (better or right):
             add(2 * n + 1, [answer])
         if better:
-            add(2 * n + 2, rows_of(seconds[n], later[n], told=True))
+            add(2 * n + 2, trained_rows(seconds[n], later[n], told=True))
     return out

@@ -13,7 +13,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, to
 from jaxrl_llm.objectives import log_ratio_to, needed_output
 from jaxrl_llm.rollouts.episode import given
 from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part
-from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
+from jaxrl_llm.rollouts.trees import grow, line_starts, sampled_state_values
 
 
 @method(
@@ -95,7 +95,7 @@ async def next_lines(tools: Tools, task: Task, continuations: Count = 16) -> lis
         different.setdefault(line.tokens, (line, longer))
     lines = [line for line, _ in different.values()]
     wanted = [1 if one.ended or one.truncated else continuations for one in lines]
-    values = await state_values(tools, task, lines, wanted, 1 + task.samples)
+    values = await sampled_state_values(tools, task, lines, wanted, 1 + task.samples)
     return [longer.scored(value) for (_, longer), value in zip(different.values(), values, strict=True)]
 
 

@@ -13,7 +13,7 @@ from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Traje
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.objectives import Average, clip, coupled, distillation, policy_gradient, sequence_ratio
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, mean_logp
-from jaxrl_llm.rollouts.auxiliary_prompts import final_answer, problem_text, second_prompt
+from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt, stated_answer
 from jaxrl_llm.rollouts.episode import given, sampled_ids
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
@@ -120,8 +120,8 @@ def state_text(problem: str, own: str, peers: Sequence[str]) -> str:
 
 
 def stated(text: str) -> str:
-    """What a text answers: its `final_answer`, else the text itself."""
-    return final_answer(text) or text.strip()
+    """What a text answers: its `stated_answer`, else the text itself."""
+    return stated_answer(text) or text.strip()
 
 
 @program_part("listed_actions", {NEED}, ("{peers}", "{expert}", "{own}"), Demands(variable_size=True))

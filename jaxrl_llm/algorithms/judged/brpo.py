@@ -10,7 +10,7 @@ from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
 from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
-from jaxrl_llm.rollouts.judges.comparisons import PairJudge, pair_judge, texts_of
+from jaxrl_llm.rollouts.judges.comparisons import PairJudge, pair_judge, sampled_texts
 from jaxrl_llm.rollouts.judges.judged import Judged, Judging, judged
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools
 from jaxrl_llm.selection.rows import ranks_within, row_noise
@@ -85,7 +85,7 @@ def against_member(judge: PairJudge) -> Judging:
 
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         reference = int(tools.random("brpo").integers(len(episodes)))
-        texts = texts_of(tools, episodes)
+        texts = sampled_texts(tools, episodes)
         others = [place for place in range(len(texts)) if place != reference]
         pairs = [(texts[place], texts[reference]) for place in others]
         found = await judge.compare(tools, problem_text(tools, task), task, pairs)

@@ -19,9 +19,9 @@ from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, chain, part, 
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.objectives import coupled
 from jaxrl_llm.objectives.preference.pairs import total_logp
-from jaxrl_llm.rewards.specs import JUDGE, component
+from jaxrl_llm.rewards.specs import JUDGE, component_name
 from jaxrl_llm.rollouts.guidance.responses import response
-from jaxrl_llm.rollouts.pairs import scored
+from jaxrl_llm.rollouts.pairs import score_missing
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, group
 from jaxrl_llm.selection.rows import ranks_within, row_noise
 from jaxrl_llm.utils.errors import InputError, require_choice, shown, unknown
@@ -44,7 +44,7 @@ class TaskSetting:
 
 
 def _counted(config: Any, given: Given) -> bool:
-    known = set(map(component, config.rewards))
+    known = set(map(component_name, config.rewards))
     return all({*one.judges, *(one.rewards or ())} <= known for one in settings_of(given).values())
 
 
@@ -253,7 +253,7 @@ def against_baseline(
         episodes = await inner.program(tools, task if one.samples is None else replace(task, samples=one.samples))
         accepted = replace(response(tools, task, column), rewards={JUDGE: 1.0})
         (baseline,) = await tools.score([accepted])
-        found = await scored(tools, episodes)
+        found = await score_missing(tools, episodes)
         paid = reward_of(baseline, one)
         return [
             episode.scored(reward_of(episode, one), episode.rewards, episode.entries).with_info(

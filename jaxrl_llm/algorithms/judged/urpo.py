@@ -10,7 +10,7 @@ from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
 from jaxrl_llm.rollouts.judges.answerers import Answerer, policy
-from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
+from jaxrl_llm.rollouts.judges.comparisons import counts, sampled_texts
 from jaxrl_llm.rollouts.judges.judged import text_in
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools, program_part, samples, scored_samples
 from jaxrl_llm.utils.errors import InputError, shown
@@ -69,7 +69,7 @@ async def player_and_referee(
         if not tools.fits(prompt):
             raise InputError(f"prompt {task.prompt_id}: its responses fill the model's context: leave the row out")
         found = await samples(tools, prompt, range(task.samples))
-        said = [scores_in(text, len(texts)) for text in texts_of(tools, found)]
+        said = [scores_in(text, len(texts)) for text in sampled_texts(tools, found)]
         wanted = [labels[place] for place in order]
         rewards = [-1.0 if scores is None else rank_agreement(scores, wanted) for scores in said]
         notes = {
@@ -85,7 +85,7 @@ async def player_and_referee(
     found = await samples(tools, task.prompt, range(task.samples))
     if tools.first_step < open_from:
         return [one.scored(math.nan) for one in found]
-    texts = texts_of(tools, found)
+    texts = sampled_texts(tools, found)
     problem = problem_text(tools, task)
     random = tools.random("referee")
     orders = [random.permutation(len(texts)) for _ in range(calls)]

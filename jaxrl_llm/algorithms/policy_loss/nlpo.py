@@ -8,7 +8,7 @@ from jaxrl_llm.core.parts import Array, Transform, chain, part
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import clipped_policy, entropy, value_loss
 from jaxrl_llm.rollouts.programs import group, hooked
-from jaxrl_llm.sampling.filters import Filters, keep, support
+from jaxrl_llm.sampling.filters import Filters, kept_tokens, support
 from jaxrl_llm.utils.errors import is_off
 
 
@@ -76,7 +76,7 @@ def lagged_nucleus(top_p: Share = 0.9, min_keep: Count = 1, every: int = 5) -> H
     """
 
     def kept(logits: Array) -> Array:
-        nucleus = keep(logits, Filters(top_p=top_p))
-        return nucleus | keep(logits, Filters(top_k=min_keep)) if min_keep > 1 else nucleus
+        nucleus = kept_tokens(logits, Filters(top_p=top_p))
+        return nucleus | kept_tokens(logits, Filters(top_k=min_keep)) if min_keep > 1 else nucleus
 
     return support(kept, "lagged_nucleus", periodic_reset(every))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import sequence_values, whiten_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, Count, NonNegative, Number, Ours, Positive, PositiveNumber
-from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
+from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through_k2
 from jaxrl_llm.core.parts import PolicyOutputs, State, Trajectories, Transform, batch_part, chain, part
 from jaxrl_llm.core.transform import Metrics, Objective, control
 from jaxrl_llm.objectives import Average, Mean, averaged, clipped_policy, entropy, log_ratio_to, token_mean, value_loss
@@ -167,7 +167,7 @@ def threshold_penalty(gradient: bool = True, average: Average | Mean | None = No
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         ratio = log_ratio_to(outputs, batch, "reference")
-        gradient_only = straight_through(ratio, jnp.zeros_like) if gradient else jnp.zeros(ratio.shape)
+        gradient_only = straight_through_k2(ratio, jnp.zeros_like) if gradient else jnp.zeros(ratio.shape)
         penalty, threshold = control(batch, "kl_penalty"), control(batch, "kl_threshold")
         loss = mean(penalty + control(batch, "kl_slope") * gradient_only, batch)
         statistics = {"kl": ratio, "kl/threshold": jnp.full(ratio.shape, threshold), "kl/penalty": penalty + 0 * ratio}

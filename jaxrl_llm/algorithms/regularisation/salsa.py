@@ -10,7 +10,7 @@ from jaxrl_llm.core.parts import part
 from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
 
 
-def names_of(models: str | None) -> list[str]:
+def listed_models(models: str | None) -> list[str]:
     """The models that a text lists, separated by commas; none for None.
 
     >>> names_of("runs/a, runs/b"), names_of(None)
@@ -49,7 +49,7 @@ def salsa(
         clip_low=clip_low, clip_high=clip_high, value_clip=value_clip, value_coefficient=value_coefficient, gamma=gamma,
         lam=lam, whiten=whiten, kl_coefficient=kl_coefficient,
     )  # fmt: skip
-    return replace(base, reference=soup(*names_of(other), share=share, option="other"))
+    return replace(base, reference=soup(*listed_models(other), share=share, option="other"))
 
 
 @part

@@ -2,7 +2,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import generalised_advantages, revised
 from jaxrl_llm.algorithms.method import Algorithm, method
-from jaxrl_llm.algorithms.regularisation.salsa import names_of
+from jaxrl_llm.algorithms.regularisation.salsa import listed_models
 from jaxrl_llm.core.annotations import Code, NonNegative, Number, OfRun, Ours, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.core.reference import Mixture, ReferenceRule, model_names
@@ -52,7 +52,7 @@ def tscac(
     objective = policy_gradient(token_ratio(), log_probability(), token_mean())
     return Algorithm(
         transform, objective + value_coefficient * value_loss(None),
-        reference=mixture(*names_of(policies), option="policies"),
+        reference=mixture(*listed_models(policies), option="policies"),
     )  # fmt: skip
 
 

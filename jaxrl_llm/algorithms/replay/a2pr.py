@@ -11,7 +11,7 @@ from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives import by_rows, clip, imitation, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import TOLERANCE, mixed
-from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
+from jaxrl_llm.replay.buffers import Store, count, join, keep, take, to_rows, with_columns
 from jaxrl_llm.rewards.scoring import Scored
 
 
@@ -101,7 +101,7 @@ def best_of_prompt(prompts: NonNegativeInt = 4096) -> Replay:
             known = state["row:prompt_id"][at] == asked
             past, places = take(state, at[known]), numbers[known]
         known = ~np.isnan(np.asarray(scored.batch.need("reward")))
-        rows = keep(marked(fresh, item=buffers.next_item(state) + np.arange(len(group)), step=step), known)
+        rows = keep(with_columns(fresh, item=buffers.next_item(state) + np.arange(len(group)), step=step), known)
         everything = join(state, rows)
         best = np.zeros(count(everything), bool)
         if len(best):

@@ -12,7 +12,7 @@ from jaxrl_llm.curriculum.compose import in_epochs
 from jaxrl_llm.curriculum.records import Array, mean_by_prompt
 from jaxrl_llm.curriculum.scores import drop_solved
 from jaxrl_llm.objectives import clipped_policy, sequence_mean
-from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
+from jaxrl_llm.replay.into_groups import component_scores, none_above, swapped_successes
 
 
 @method(paper="arXiv 2509.24107", test="test_replayed.py::test_rapo_worked_example_and_loop")
@@ -79,7 +79,7 @@ def solve_rate(step: Step, success: float = 0.0, component: str | None = None) -
 
     component: the reward that is the outcome; None: their combination.
     """
-    outcome = outcomes(step.scored, component)
+    outcome = component_scores(step.scored, component)
     succeeds = np.where(np.isnan(outcome), np.nan, outcome > success)
     ids, _, rate = mean_by_prompt(np.asarray(step.scored.batch.prompt_id), succeeds)
     return ids, rate

@@ -16,7 +16,7 @@ from jaxrl_llm.objectives import by_rows, policy_gradient, sequence_sum, token_r
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
-from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
+from jaxrl_llm.replay.buffers import Store, count, join, keep, take, to_rows, with_columns
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.transforms import leave_out
 
@@ -137,11 +137,11 @@ def own_good_rows(
             if len(good) > surplus * size:
                 number = min(size, 2 ** (len(good).bit_length() - 1))
                 chosen = np.sort(np.random.default_rng(seed).permutation(good)[:number])
-                past = marked(take(store, chosen), advantage=above[chosen].astype(np.float32))
+                past = with_columns(take(store, chosen), advantage=above[chosen].astype(np.float32))
                 store = {}
         mean, _ = group_moments(scored)
         better = np.asarray(scored.batch.need("reward")) - mean > TOLERANCE
-        rows = keep(marked(fresh, item=np.arange(len(group)), step=step), better)
+        rows = keep(with_columns(fresh, item=np.arange(len(group)), step=step), better)
         _, first = np.unique(group, return_index=True)
         known = mean[first][~np.isnan(mean[first])]
         new = buffers.together({"rows": join(store, rows) if size else {}})

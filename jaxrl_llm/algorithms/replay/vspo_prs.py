@@ -13,7 +13,7 @@ from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives import clipped_policy, scale_by_info, sequence_mean
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
 from jaxrl_llm.replay.buffers import Store, keep, take, to_rows
-from jaxrl_llm.replay.into_groups import outcomes
+from jaxrl_llm.replay.into_groups import component_scores
 from jaxrl_llm.rewards.scoring import Scored
 
 
@@ -105,7 +105,7 @@ def with_staged_reward(replay: Replay, weights: Mapping[str, float]) -> Replay:
     """The replay after the rewards are combined in stages: see `staged_reward`."""
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
-        total = staged_reward({name: outcomes(scored, name) for name in weights}, weights)
+        total = staged_reward({name: component_scores(scored, name) for name in weights}, weights)
         reward = np.where(np.isnan(np.asarray(scored.batch.need("reward"))), np.nan, total).astype(np.float32)
         return replay.mix(state, scored._replace(batch=scored.batch.replace(reward=reward)), step, seed)
 

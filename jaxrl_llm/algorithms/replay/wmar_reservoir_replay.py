@@ -9,7 +9,7 @@ from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
-from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
+from jaxrl_llm.replay.buffers import Store, count, join, keep, take, to_rows, with_columns
 from jaxrl_llm.rewards.scoring import Scored
 
 
@@ -68,8 +68,8 @@ def recent_and_reservoir(
         mean, deviation = group_moments(scored, ddof)
         advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
         item = buffers.next_item(of_recent) + np.arange(len(group))
-        rows = marked(fresh, item=item, step=step, advantage=advantage.astype(np.float32))
-        rows = keep(marked(rows, key=random.random(len(group))), deviation > TOLERANCE)
+        rows = with_columns(fresh, item=item, step=step, advantage=advantage.astype(np.float32))
+        rows = keep(with_columns(rows, key=random.random(len(group))), deviation > TOLERANCE)
         every = join(of_all, rows)
         if count(every) > reservoir:  # a uniform sample of all rows ever added, since their keys are uniform
             largest = np.argsort(-every["of:key"], kind="stable")[:reservoir]

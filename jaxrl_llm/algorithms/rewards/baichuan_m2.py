@@ -18,13 +18,13 @@ from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.conversation import Conversation
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, failed, observed
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, failed, observe
 from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
-from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
+from jaxrl_llm.rollouts.judges.comparisons import counts, sampled_texts
 from jaxrl_llm.rollouts.judges.judged import Criterion, Judged, Judging, judged, met_by
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, group
 from jaxrl_llm.utils.errors import InputError
@@ -169,7 +169,7 @@ def by_written_rubric(by: Answerer | str = "policy") -> Judging:
 
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         rubric = await written(who, tools, task, problem_text(tools, task))
-        return await marked_by(who, tools, task, rubric, texts_of(tools, episodes), 1)
+        return await marked_by(who, tools, task, rubric, sampled_texts(tools, episodes), 1)
 
     return Judging(of_group, who.reference)
 
@@ -258,7 +258,7 @@ async def _reply(whole: Path, turn: int, number: int) -> Conversation:
     assert path.world is not None
     await path.draw()
     try:
-        path.one.note(await observed(path.tools, path.world.step, path.reply, name=f"{number}/{turn}"))
+        path.one.note(await observe(path.tools, path.world.step, path.reply, name=f"{number}/{turn}"))
     except (EnvironmentFailed, InputError) as error:
         failed(path.one, task, number, "in step, where its episode ends", error)
     await path.close()

@@ -12,8 +12,8 @@ from jaxrl_llm.rewards.judges.questions import NONE, first_error_in, question, s
 from jaxrl_llm.rewards.transforms import overlong_penalty
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
-from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
-from jaxrl_llm.rollouts.pairs import scored
+from jaxrl_llm.rollouts.judges.comparisons import counts, sampled_texts
+from jaxrl_llm.rollouts.pairs import score_missing
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, group
 from jaxrl_llm.utils.errors import is_off
 
@@ -68,9 +68,9 @@ def with_first_errors(by: Answerer | str, success: float = 0.5, rollout: Rollout
     who, inner = answerer(by), rollout or group()
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        episodes = await scored(tools, await inner.program(tools, task))
+        episodes = await score_missing(tools, await inner.program(tools, task))
         right = [place for place, one in enumerate(episodes) if one.score > success]
-        steps = [steps_in(text) for text in texts_of(tools, [episodes[place] for place in right])]
+        steps = [steps_in(text) for text in sampled_texts(tools, [episodes[place] for place in right])]
         problem, answer = problem_text(tools, task), str(task.row.get("answer", ""))
         said = await who.once_each(tools, task, [question(problem, answer, one) for one in steps], 1)
         found = [first_error_in(texts[0], len(one)) if texts else None for texts, one in zip(said, steps, strict=True)]

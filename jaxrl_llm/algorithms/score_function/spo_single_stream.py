@@ -14,7 +14,7 @@ from jaxrl_llm.curriculum.scores import uncertain
 from jaxrl_llm.objectives import clipped_policy
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
-from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, token_places
+from jaxrl_llm.replay.buffers import Store, count, join, keep, take, to_rows, token_places, with_columns
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.programs import Episode, Rollout, Task, Tools, altered, group
 from jaxrl_llm.utils.errors import InputError, shown
@@ -99,10 +99,10 @@ def last_responses(prompts: NonNegativeInt = 16_384) -> Replay:
         place = np.empty(len(group), np.int64)
         place[np.argsort(group, kind="stable")] = np.arange(len(group))
         light = {name: x for name, x in fresh.items() if name not in _NOT_READ}
-        new = marked(light, item=buffers.next_item(state) + np.arange(len(group)), step=step, place=place)
+        new = with_columns(light, item=buffers.next_item(state) + np.arange(len(group)), step=step, place=place)
         answered: Any = np.asarray(scored.batch.action_mask).any(axis=1)
         new = keep(new, answered)
-        old = marked(state, place=-1) if count(state) else {}
+        old = with_columns(state, place=-1) if count(state) else {}
         store = buffers.newest(buffers.newest_of_prompts(join(old, new), 1), prompts)
         batch = found.batch
         return found._replace(batch=batch.with_info(measured=(batch.info or {})["replayed"])), store
@@ -116,7 +116,7 @@ def last_responses(prompts: NonNegativeInt = 16_384) -> Replay:
         told = old_logp[np.asarray(batch.token_mask)[rows]]
         logp = state["token:behaviour_logp"].copy()
         logp[token_places(state["length"], which)] = told
-        return marked(state | {"token:behaviour_logp": logp}, place=-1)
+        return with_columns(state | {"token:behaviour_logp": logp}, place=-1)
 
     return Replay(
         dict, mix, frozenset({"replayed", "measured"}), buffers.metrics, lambda rows: 2 * rows, on_update=learned

@@ -54,7 +54,7 @@ def check_arguments(function: Callable[..., Any], args: Sequence[Any], given: Ma
             values = value
         for label, one in values.items():
             if one is not parameter.default:
-                check(f"{label} of {function.__name__}", one, kind)
+                check_value(f"{label} of {function.__name__}", one, kind)
 
 
 def check_fields(settings: Any) -> None:
@@ -64,7 +64,7 @@ def check_fields(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if value is not field.default:
-            check(f"{field.name} of {type(settings).__name__}", value, kinds.get(field.name, Any))
+            check_value(f"{field.name} of {type(settings).__name__}", value, kinds.get(field.name, Any))
 
 
 _signature = functools.lru_cache(maxsize=None)(inspect.signature)
@@ -79,12 +79,12 @@ def kinds_of(function: Callable[..., Any]) -> Mapping[str, Any]:
         return {}
 
 
-def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None:
+def check_value(name: str, value: Any, kind: Any, limits: Range | None = None) -> None:
     """InputError unless a value is of a kind, an annotation."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         limits = next((one for one in inner[1:] if isinstance(one, Range)), limits)
-        return check(name, value, inner[0], limits)
+        return check_value(name, value, inner[0], limits)
     if getattr(value, "makes_parts", False):
         raise InputError(f"{name} is the function {value.__name__}, which makes a part: call it, {value.__name__}(...)")
     if kind in _UNKNOWN or isinstance(kind, TypeVar | str):
@@ -102,7 +102,7 @@ def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None
         if not isinstance(value, Mapping):
             raise _wrong(name, value, "values by name")
         for key, one in value.items():
-            check(_at(name, key), one, inner[1], limits)
+            check_value(_at(name, key), one, inner[1], limits)
     elif origin is Callable or kind is Callable:
         _check_function(name, value, inner)
     elif kind in (int, float):
@@ -130,7 +130,7 @@ def _check_union(name: str, value: Any, kinds: Sequence[Any], limits: Range | No
         raise InputError(f"{name} is the class {value.__name__}: call it, {value.__name__}(...)")
     for kind in kinds:
         try:
-            return check(name, value, kind, limits)
+            return check_value(name, value, kind, limits)
         except InputError as error:
             errors.append((kind, error))
     said = [error for kind, error in errors if kind is not type(None)]
@@ -152,7 +152,7 @@ def _check_entries(name: str, value: Any, origin: Any, inner: Sequence[Any], lim
     else:
         kinds = [inner[0]] * len(value)
     for place, (one, kind) in enumerate(zip(value, kinds, strict=True)):
-        check(_at(name, place), one, kind, limits)
+        check_value(_at(name, place), one, kind, limits)
 
 
 def _at(name: str, place: Any) -> str:
@@ -188,10 +188,10 @@ def _check_function(name: str, value: Any, inner: Sequence[Any]) -> None:
 
 def _made(value: Any) -> Any:
     """What the factory of a part says that it makes; None where no factory made it."""
-    from jaxrl_llm.core.repr import Call, expression_of
+    from jaxrl_llm.core.repr import PartCall, expression_of
 
     made = expression_of(value) if hasattr(value, "__dict__") else None
-    return kinds_of(made.function).get("return") if isinstance(made, Call) else None
+    return kinds_of(made.function).get("return") if isinstance(made, PartCall) else None
 
 
 def _fits(made: type, wanted: type) -> bool:

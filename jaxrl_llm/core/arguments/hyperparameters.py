@@ -101,7 +101,7 @@ def hyperparameters_of(function: Callable[..., Any]) -> list[Hyperparameter]:
     return found
 
 
-def checked(build: Build) -> Build:
+def checked_method(build: Build) -> Build:
     """Wrap the function that builds a method with a check of its hyper-parameters' names, types, ranges and choices."""
     known = {one.name: one for one in hyperparameters_of(build)}
     label = getattr(build, "__name__", "a method")

@@ -51,13 +51,13 @@ class ToolFormat(NamedTuple):
         return lambda text: self.read(text, tools)
 
 
-def marked(rendering: Rendering) -> ToolFormat:
+def format_by_mark(rendering: Rendering) -> ToolFormat:
     """The format whose mark a chat template that describes tools has, or its vocabulary; that of Hermes otherwise."""
     texts = (rendering.template, *rendering.control) if rendering.shows_tools else ()
     return next((one for one in FORMATS if one.write and any(one.mark in text for text in texts)), HERMES)
 
 
-def as_json(call: Mapping[str, Any]) -> str:
+def _as_json(call: Mapping[str, Any]) -> str:
     """A call as a JSON object, with its arguments as they are if they are text."""
     arguments = call["arguments"]
     written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -66,7 +66,7 @@ def as_json(call: Mapping[str, Any]) -> str:
 
 def as_hermes(calls: Sequence[Mapping[str, Any]]) -> str:
     """Calls as Hermes writes them."""
-    return "\n".join(f"<tool_call>\n{as_json(one)}\n</tool_call>" for one in calls)
+    return "\n".join(f"<tool_call>\n{_as_json(one)}\n</tool_call>" for one in calls)
 
 
 def as_python(call: Mapping[str, Any]) -> str:
@@ -147,7 +147,7 @@ FORMATS = (
     ),
     ToolFormat(
         "Granite 3", "<|tool_call|>", CallFormat("<|tool_call|>", "", is_list=True),
-        lambda calls: f"<|tool_call|>[{', '.join(map(as_json, calls))}]",
+        lambda calls: f"<|tool_call|>[{', '.join(map(_as_json, calls))}]",
     ),
     HERMES,
 )  # fmt: skip

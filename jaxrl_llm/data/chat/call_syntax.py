@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from jaxrl_llm.data.chat.lenient import BrokenCall, Call, Calls, read_json
+from jaxrl_llm.data.chat.lenient import BrokenCall, Calls, ReadCall, read_lenient_json
 from jaxrl_llm.utils.errors import shown
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def read_syntax(text: str, syntax: CallSyntax, tools: Sequence[Mapping[str, Any]
 
     A call that cannot be read takes no other with it. One that is not ended as it should be counts as lenient.
     """
-    calls: list[Call] = []
+    calls: list[ReadCall] = []
     broken: list[BrokenCall] = []
     rest: list[str] = []
     done = lenient = 0
@@ -54,7 +54,7 @@ def read_syntax(text: str, syntax: CallSyntax, tools: Sequence[Mapping[str, Any]
         while call := head.match(text, done):
             try:
                 arguments, done = syntax.arguments(text, call.end(), _properties(tools, call["name"]))
-                calls.append(Call(call["name"], arguments))
+                calls.append(ReadCall(call["name"], arguments))
             except (ValueError, RecursionError) as error:
                 why = " ".join(str(error).split())[:200]
                 broken.append(BrokenCall(len(calls) + len(broken), call["name"], why))
@@ -73,7 +73,7 @@ def read_syntax(text: str, syntax: CallSyntax, tools: Sequence[Mapping[str, Any]
 
 def json_arguments(text: str, start: int, properties: Properties) -> tuple[dict[str, Any], int]:
     """Arguments as a JSON object, with raw line breaks and invalid escapes in strings."""
-    value, stop, _ = read_json(text, start)
+    value, stop, _ = read_lenient_json(text, start)
     if not isinstance(value, dict):
         raise ValueError(f"the arguments are {shown(value)}, but must be a JSON object")
     return value, stop

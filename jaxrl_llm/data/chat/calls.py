@@ -1,7 +1,7 @@
 """Replies as messages: what the policy thought and said, and which tools it called.
 
 The format of calls is the tokenizer's `response_template` if it has one, else what its chat template writes for a call
-(`data.chat.call_formats`), else that of Hermes, which `told` then explains to the policy.
+(`data.chat.call_formats`), else that of Hermes, which `tools_text` then explains to the policy.
 """
 
 import json
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl_llm.data.chat.call_formats import FORMATS, Parse, ReadCalls, as_hermes, marked, parser_of
-from jaxrl_llm.data.chat.lenient import BrokenCall, Call, CallFormat, call_of, read_calls
-from jaxrl_llm.data.chat.message_forms import fitted
-from jaxrl_llm.data.chat.messages import NO_THOUGHTS, Channels, Message, channels_of, text_of
+from jaxrl_llm.data.chat.call_formats import FORMATS, Parse, ReadCalls, as_hermes, format_by_mark, parser_of
+from jaxrl_llm.data.chat.lenient import BrokenCall, CallFormat, ReadCall, call_of, read_calls
+from jaxrl_llm.data.chat.message_forms import as_written
+from jaxrl_llm.data.chat.messages import NO_THOUGHTS, Channels, Message, channels_of, text_of_content
 from jaxrl_llm.data.chat.rendering import Rendering
 from jaxrl_llm.utils.errors import InputError
 
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
     """A reply of the policy."""
 
     message: Message  # {"role": "assistant", "content": text}, with "reasoning_content" and "tool_calls" if there are
-    calls: tuple[Call, ...]
+    calls: tuple[ReadCall, ...]
     fault: str | None = None  # why no call could be read, in one line; None if one could, or there are none
     broken: tuple[BrokenCall, ...] = ()  # calls that could not be read, beside others that could
     lenient: int = 0  # how many of the calls are not quite in their format
@@ -122,7 +122,7 @@ class Reading:
         return Reply({"content": "", **found, "role": "assistant"}, calls)
 
 
-def told(tools: Sequence[Mapping[str, Any]], example: str) -> str:
+def tools_text(tools: Sequence[Mapping[str, Any]], example: str) -> str:
     """What describes the tools and the format of calls to a policy whose chat template does not."""
     return INSTRUCTIONS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools), example=example)
 
@@ -140,7 +140,7 @@ def example_of(rendering: Rendering, read: ReadCalls | None) -> str:
 def with_instructions(messages: Sequence[Message], text: str, system: bool = True) -> list[Message]:
     """The messages with a text at the end of the system message, else at the beginning of the first user message."""
     first = messages[0] if messages else {}
-    content = text_of(first.get("content"))
+    content = text_of_content(first.get("content"))
     if system and first.get("role") == "system":
         return [{**first, "content": f"{content}\n\n{text}"}, *messages[1:]]
     if not system and first.get("role") == "user":
@@ -150,12 +150,12 @@ def with_instructions(messages: Sequence[Message], text: str, system: bool = Tru
 
 def _of_parsed(found: Any, text: str) -> Reply:
     """A reply from a `renderers.ParsedResponse`. text: of the whole reply."""
-    calls: list[Call] = []
+    calls: list[ReadCall] = []
     broken: list[BrokenCall] = []
     for one in found.tool_calls:
         arguments = one.arguments
         if one.status == "ok" and isinstance(one.name, str) and isinstance(arguments, Mapping):
-            calls.append(Call(one.name, arguments))
+            calls.append(ReadCall(one.name, arguments))
         else:
             why = f"{str(one.status).replace('_', ' ')}: {' '.join(str(one.raw).split())[:160]}"
             broken.append(BrokenCall(len(calls) + len(broken), one.name or "unreadable", why))
@@ -167,7 +167,7 @@ def _of_parsed(found: Any, text: str) -> Reply:
     return Reply(_with_calls(message, calls, broken), tuple(calls), None, tuple(broken))
 
 
-def _with_calls(message: dict[str, Any], calls: Sequence[Call], broken: Sequence[BrokenCall]) -> dict[str, Any]:
+def _with_calls(message: dict[str, Any], calls: Sequence[ReadCall], broken: Sequence[BrokenCall]) -> dict[str, Any]:
     """The message with all calls in their order, broken ones without arguments."""
     written: list[dict[str, Any]] = [{"name": name, "arguments": dict(x)} for name, x in calls]
     for one in broken:
@@ -203,12 +203,12 @@ def reading_of(rendering: Rendering, read: ReadCalls | None, stops: Collection[i
             "the chat template writes calls of tools in a format that is not known: install renderers, which reads "
             "that of some families (pip install 'jaxrl_llm[renderers]'), or set the tokenizer's response_template"
         )
-    read = read or marked(rendering).of(tools)
+    read = read or format_by_mark(rendering).of(tools)
     next_turn = NEXT if rendering.format.kind == "plain" else None
     return Reading(tokenizer, template, prefix, tools, read, channels, next_turn, parse, opened)
 
 
-_LOOK = Call("look", {"text": "at it\n2", "count": 3, "exact": True})
+_LOOK = ReadCall("look", {"text": "at it\n2", "count": 3, "exact": True})
 _KINDS = {"text": "string", "count": "integer", "exact": "boolean"}
 _LOOK_SCHEMA = {"name": "look", "parameters": {"properties": {name: {"type": kind} for name, kind in _KINDS.items()}}}
 
@@ -217,7 +217,7 @@ def calls_of(rendering: Rendering) -> ReadCalls | None:
     """What reads calls as the chat template writes them; None for a format that is not known."""
     written = _written_call(rendering, _LOOK._asdict())
     if written is None:
-        return marked(rendering).of(rendering.tools)
+        return format_by_mark(rendering).of(rendering.tools)
     if found := _json_call(written):
         start, stop, value = found
         closed = written[stop:].strip().removesuffix((rendering.reply_end or "").strip()).strip()
@@ -232,7 +232,7 @@ def _written_call(rendering: Rendering, function: Mapping[str, Any]) -> str | No
     call = {"type": "function", "id": "call00000", "function": function}
     called: list[Message] = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
     try:
-        given = fitted(rendering, called)[0]
+        given = as_written(rendering, called)[0]
         text = rendering.written([*given] if "tool_calls" in given[-1] else called)
         said = rendering.written([asked, {"role": "assistant", "content": "~"}])
     except InputError:

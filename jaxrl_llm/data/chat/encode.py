@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.data.chat.inert import control_tokens, encode, guarded
 from jaxrl_llm.data.chat.message_forms import conversation_text
-from jaxrl_llm.data.chat.messages import text_of, without_none
+from jaxrl_llm.data.chat.messages import text_of_content, without_none
 from jaxrl_llm.data.chat.rendering import PromptFormat, Rendering
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.json import is_unicode
@@ -120,7 +120,7 @@ def encode_prompt(
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system_prompt is not None and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": system_prompt}, *messages]
-        rendering = Rendering(tokenizer, row_tools(row or {}), format_of(format, row or {}))
+        rendering = Rendering(tokenizer, row_tools(row or {}), row_format(format, row or {}))
         rendering.check_options(format.options)  # a row's own may be for other models
         ids = rendering.encode(conversation_text(rendering, messages))
     elif not isinstance(prompt, str):
@@ -170,7 +170,7 @@ def has_chat_template(tokenizer: Any) -> bool:
 def is_rendered(tokenizer: Any, prompt: Any) -> bool:
     """Whether a prompt begins with a control token, as one that a chat template wrote."""
     if is_conversation(prompt):
-        prompt = text_of(prompt[0]["content"])
+        prompt = text_of_content(prompt[0]["content"])
     begun = prompt.lstrip() if isinstance(prompt, str) else ""
     return bool(begun) and has_chat_template(tokenizer) and begun.startswith(control_tokens(tokenizer))
 
@@ -196,9 +196,9 @@ def format_notes(tokenizer: Any, rows: Sequence[Mapping[str, Any]], format: Prom
     return notes
 
 
-def format_of(format: PromptFormat, row: Mapping[str, Any]) -> PromptFormat:
+def row_format(format: PromptFormat, row: Mapping[str, Any]) -> PromptFormat:
     """The format of a row's prompt, with the row's own `chat_template_kwargs`. InputError for what is no mapping."""
-    own = from_json(row.get("chat_template_kwargs"))
+    own = parsed_json(row.get("chat_template_kwargs"))
     if not own:
         return format
     if not isinstance(own, Mapping):
@@ -212,15 +212,15 @@ def row_tools(row: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
     Entries that are None are left out, with which Arrow fills up the structs of a column.
     """
-    found = from_json(row.get("tools"))
-    found = [from_json(one) for one in found] if isinstance(found, list | tuple) else []
+    found = parsed_json(row.get("tools"))
+    found = [parsed_json(one) for one in found] if isinstance(found, list | tuple) else []
     if not found or not all(isinstance(one, Mapping) and {"function", "name"} & one.keys() for one in found):
         return ()
     clean = [without_none(one) for one in found]
     return tuple(one if "function" in one else {"type": "function", "function": one} for one in clean)
 
 
-def from_json(value: Any) -> Any:
+def parsed_json(value: Any) -> Any:
     """What a text says that is JSON; other values, and other texts, as they are."""
     if isinstance(value, str):
         with suppress(ValueError):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.utils.errors import shown
 
 
-class Call(NamedTuple):
+class ReadCall(NamedTuple):
     """A call of a tool."""
 
     name: str
@@ -39,7 +39,7 @@ class CallFormat(NamedTuple):
 class Calls(NamedTuple):
     """The calls of a reply."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ReadCall, ...]
     broken: tuple[BrokenCall, ...]
     rest: str  # the reply without them
     lenient: int  # how many were read though they were not as they should be
@@ -52,7 +52,7 @@ _BEGUN = r'\{\s*"(?:name"|type"\s*:\s*"function")'  # a call, as models of Llama
 _NAMED = re.compile(r"""["']name["']\s*:\s*["']([^"'\n]{1,80})""")
 
 
-def read_json(text: str, start: int = 0) -> tuple[Any, int, bool]:
+def read_lenient_json(text: str, start: int = 0) -> tuple[Any, int, bool]:
     """The JSON value that begins at a place of a text, where it ends, and whether it is not quite JSON.
 
     ValueError for what is no JSON either with raw line breaks in strings and other escapes.
@@ -81,7 +81,7 @@ def _decoded(decoder: json.JSONDecoder, text: str, start: int = 0) -> tuple[Any,
         raise ValueError("it is nested too deeply") from None
 
 
-def call_of(found: Any) -> Call:
+def call_of(found: Any) -> ReadCall:
     """A call from an entry of "tool_calls". ValueError if it is none."""
     if not isinstance(found, Mapping):
         raise ValueError(f'a call is a JSON object with "name" and "arguments", but found {shown(found)}')
@@ -92,15 +92,15 @@ def call_of(found: Any) -> Call:
     if arguments is None or arguments == "":  # as some write that there are none
         arguments = {}
     if isinstance(arguments, str):
-        arguments = read_json(arguments.strip())[0]
+        arguments = read_lenient_json(arguments.strip())[0]
     if not isinstance(arguments, Mapping):
         raise ValueError(f"the arguments of {function['name']} are no JSON object")
-    return Call(function["name"], arguments)
+    return ReadCall(function["name"], arguments)
 
 
 def read_calls(text: str, form: CallFormat) -> Calls:
     """The calls in a reply's text, without what ends it; a reply that thinks is read after its thought."""
-    calls: list[Call] = []
+    calls: list[ReadCall] = []
     broken: list[BrokenCall] = []
     rest, done, lenient = [], 0, 0
     for start, stop, found, complete in _spans(text, form):
@@ -148,7 +148,7 @@ def _spans(text: str, form: CallFormat) -> Iterator[tuple[int, int, list[Value],
 def _values(text: str, start: int, form: CallFormat) -> tuple[list[Value], int]:
     """The values of one opening, and where they end."""
     try:
-        value, stop, loose = read_json(text, start)
+        value, stop, loose = read_lenient_json(text, start)
         several = value if isinstance(value, list) else [value]
         out: list[Value] = [(one, loose, text[start:stop]) for one in several]
         more = re.compile(rf"[\s,;]*(?={_BEGUN})").match(text, stop)
@@ -167,7 +167,7 @@ def _values(text: str, start: int, form: CallFormat) -> tuple[list[Value], int]:
         if (place := opening.start()) < max(start, stop):
             continue
         try:
-            value, stop, loose = read_json(text, place)
+            value, stop, loose = read_lenient_json(text, place)
             found.append((value, loose, text[place:stop]))
         except ValueError as error:
             found.append((error, False, text[place:end]))

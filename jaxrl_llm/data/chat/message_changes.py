@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxrl_llm.data.chat.call_formats import as_hermes, marked
-from jaxrl_llm.data.chat.messages import CLOSED, OPENED, channels_of, has_thought, in_form, parts_of, text_of
+from jaxrl_llm.data.chat.call_formats import as_hermes, format_by_mark
+from jaxrl_llm.data.chat.messages import CLOSED, OPENED, channels_of, has_thought, in_form, text_of_content, text_parts
 from jaxrl_llm.data.chat.rendering import Rendering
 
 NONCE = f"q{secrets.token_hex(4)}"
@@ -63,14 +63,14 @@ def applied(
         one = dict(message)
         if form.name == "written":
             said, before = one.get("content"), f"{one.pop('name')}: "
-            one["content"] = [*parts_of(before), *said] if isinstance(said, list) else before + text_of(said)
+            one["content"] = [*text_parts(before), *said] if isinstance(said, list) else before + text_of_content(said)
         if form.content in ("text", "empty"):
-            one["content"] = text_of(one.get("content"))
+            one["content"] = text_of_content(one.get("content"))
         if "tool_calls" in one:
             one["tool_calls"] = [in_form(call, form.arguments) for call in one["tool_calls"]]
         if form.calls == "written" and (calls := one.pop("tool_calls", None)):
-            written = (marked(rendering).write or as_hermes)([call["function"] for call in calls])
-            one["content"] = f"{text_of(one.get('content'))}\n{written}".lstrip("\n")
+            written = (format_by_mark(rendering).write or as_hermes)([call["function"] for call in calls])
+            one["content"] = f"{text_of_content(one.get('content'))}\n{written}".lstrip("\n")
         if form.thought == "written":
             one, own = _with_thought(rendering, one, f"{NONCE}kept{number}kept")
             instead |= own
@@ -79,7 +79,7 @@ def applied(
             one = {name: value for name, value in one.items() if name not in ("name", "tool_call_id")}
             one["role"] = form.role
             if answers and answers_too:
-                out[-1]["content"] = f"{text_of(out[-1]['content'])}\n{text_of(one['content'])}"
+                out[-1]["content"] = f"{text_of_content(out[-1]['content'])}\n{text_of_content(one['content'])}"
                 continue
             answers = answers_too
         else:
@@ -92,7 +92,7 @@ def _with_thought(
     rendering: Rendering, message: dict[str, Any], placeholder: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The reply with a placeholder as its content, and what stands for it: the thought, as a last reply has it."""
-    content = text_of(message.get("content"))
+    content = text_of_content(message.get("content"))
     thought = message.get("reasoning_content")
     if thought is None:
         before, _, content = content.rpartition(CLOSED)

@@ -22,7 +22,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 _known: WeakKeyDictionary[Any, dict[Any, tuple[Form, ...] | str]] = WeakKeyDictionary()
 
 
-class Mark(NamedTuple):
+class _Mark(NamedTuple):
     """A text of a conversation that must be found in what the template writes."""
 
     message: int
@@ -32,7 +32,7 @@ class Mark(NamedTuple):
     spaced: bool = False  # whether there is white space between it and the part before
 
 
-def fitted(rendering: Rendering, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def as_written(rendering: Rendering, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Messages in the form in which the template writes all of them, control tokens but those of replies guarded.
 
     Also returns texts by the placeholders for which they are to be put into what the template writes. Raises InputError
@@ -62,9 +62,9 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
         raise InputError(
             f"message {len(messages)} calls tools that nothing answers: give their results, or leave it out"
         )
-    given, instead = fitted(rendering, messages)
+    given, instead = as_written(rendering, messages)
     if not continued:
-        return put(rendering.asked(given), instead)
+        return fill_in(rendering.asked(given), instead)
     content: Any = given[-1].get("content") or ""
     end = f"{NONCE}end"
     parts = isinstance(content, list)
@@ -76,33 +76,33 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
     if said.startswith(OPENED) and CLOSED not in said:  # a thought that goes on: no empty one before it
         start = rendering.render(given[:-1])
         begun = start.removesuffix(start[start.rfind(OPENED) :] if start.rstrip().endswith(OPENED) else "") + said
-    return put(begun, instead)
+    return fill_in(begun, instead)
 
 
 def lost_thoughts(rendering: Rendering, messages: Sequence[Message]) -> int:
     """How many thoughts of replies the template leaves out of a conversation, whose other texts it writes."""
     shape, marks = _shape([plain_message(message) for message in messages])
     given, instead = applied(rendering, shape, _forms(rendering, shape, marks))
-    text = put(rendering.written(given), instead)
+    text = fill_in(rendering.written(given), instead)
     return sum(one.what == "thought" and one.text not in text for one in marks)
 
 
-def put(text: str, instead: Mapping[str, str]) -> str:
+def fill_in(text: str, instead: Mapping[str, str]) -> str:
     """A text with other texts for their placeholders."""
     for placeholder, own in instead.items():
         text = text.replace(placeholder, own)
     return text
 
 
-def _shape(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Mark]]:
+def _shape(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[_Mark]]:
     """The conversation with markers as its texts, and the markers."""
-    marks: list[Mark] = []
+    marks: list[_Mark] = []
     ids: dict[str, str] = {}
 
     def mark(place: int, what: str, text: str) -> str:
         if not text.strip():
             return text
-        marks.append(Mark(place, what, f"{NONCE}m{len(marks)}m"))
+        marks.append(_Mark(place, what, f"{NONCE}m{len(marks)}m"))
         return marks[-1].text
 
     def marked_parts(place: int, texts: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -149,7 +149,7 @@ def _shape(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], li
     return shape, marks
 
 
-def _forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[Mark]) -> tuple[Form, ...]:
+def _forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[_Mark]) -> tuple[Form, ...]:
     """The form of each message in which every marker is found, once. InputError if there is none."""
     known = _known.setdefault(rendering.tokenizer, {})
     key = *rendering.key, repr(shape)
@@ -164,14 +164,14 @@ def _forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[Mark])
     return found
 
 
-def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[Mark]) -> tuple[Form, ...]:
+def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[_Mark]) -> tuple[Form, ...]:
     forms: list[Form] = [Form()] * len(shape)
 
-    def lost(tried: Sequence[Form]) -> list[Mark] | InputError:
+    def lost(tried: Sequence[Form]) -> list[_Mark] | InputError:
         try:
             given, instead = applied(rendering, shape, tried)
             ends = shape[-1]["role"] == "assistant"
-            text = put(rendering.written(given) if ends else rendering.render(given), instead)
+            text = fill_in(rendering.written(given) if ends else rendering.render(given), instead)
         except InputError as error:
             return error
         gone = [one for one in marks if not _is_there(one, text)]
@@ -221,7 +221,7 @@ def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[
     return tuple(forms)
 
 
-def _is_there(mark: Mark, text: str) -> bool:
+def _is_there(mark: _Mark, text: str) -> bool:
     """Whether a text is where it belongs: once, but names of tools, which results have too."""
     if mark.what == "call":  # arguments that are written as Python writes them were to be given as text
         return mark.text in text and repr({"text": mark.text}) not in text

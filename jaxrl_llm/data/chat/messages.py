@@ -34,10 +34,10 @@ def plain_message(message: Message) -> dict[str, Any]:
 def has_thought(message: Message) -> bool:
     """Whether a message is a reply with a thought, apart or within its content."""
     apart = any(message.get(name) for name in THOUGHTS)
-    return message["role"] == "assistant" and (apart or CLOSED in text_of(message.get("content")))
+    return message["role"] == "assistant" and (apart or CLOSED in text_of_content(message.get("content")))
 
 
-def text_of(content: Any) -> str:
+def text_of_content(content: Any) -> str:
     """A content as text: that of all its parts.
 
     >>> text_of([{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}])
@@ -54,7 +54,7 @@ def in_form(call: Mapping[str, Any], arguments: str) -> dict[str, Any]:
     return {**call, "function": own}
 
 
-def parts_of(text: str) -> list[dict[str, Any]]:
+def text_parts(text: str) -> list[dict[str, Any]]:
     """A text as the list of parts that some chat templates take."""
     return [{"type": "text", "text": text}]
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from jaxrl_llm.data.chat.inert import control_tokens, encode, guarded, pattern_of
-from jaxrl_llm.data.chat.messages import THOUGHTS, Message, parts_of
+from jaxrl_llm.data.chat.messages import THOUGHTS, Message, text_parts
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.keywords import settings_class
 from jaxrl_llm.utils.settings import check_types
@@ -104,7 +104,7 @@ class Rendering:
         """
         if self._takes_parts_alone:
             messages = [
-                {**message, "content": parts_of(message.get("content") or "")}
+                {**message, "content": text_parts(message.get("content") or "")}
                 if isinstance(message.get("content", ""), str)
                 else message
                 for message in messages
@@ -116,7 +116,7 @@ class Rendering:
         known = _takes_parts.setdefault(self.tokenizer, {})
         text = "a question"
         if self.template not in known:
-            plain, parts = ([{"role": "user", "content": content}] for content in (text, parts_of(text)))
+            plain, parts = ([{"role": "user", "content": content}] for content in (text, text_parts(text)))
             known[self.template] = not _gives(self._rendered, plain, text) and _gives(self._rendered, parts, text)
         return known[self.template]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jaxrl_llm.data.chat.call_formats import ReadCalls
-from jaxrl_llm.data.chat.calls import Message, Reading, calls_of, example_of, reading_of, told, with_instructions
+from jaxrl_llm.data.chat.calls import Message, Reading, calls_of, example_of, reading_of, tools_text, with_instructions
 from jaxrl_llm.data.chat.inert import guarded
-from jaxrl_llm.data.chat.message_forms import conversation_text, fitted, put
-from jaxrl_llm.data.chat.messages import plain_message, text_of
+from jaxrl_llm.data.chat.message_forms import as_written, conversation_text, fill_in
+from jaxrl_llm.data.chat.messages import plain_message, text_of_content
 from jaxrl_llm.data.chat.rendering import REPLIES, Rendering
 from jaxrl_llm.utils.errors import InputError
 
@@ -55,8 +55,8 @@ class ChatTurns(Rendering):
         if not self.tools or self.shows_tools:
             return self.encode(conversation_text(self, messages))
         described = with_instructions(messages, _TOLD, self.takes_system)
-        text = told(guarded(self.tools, self.control), example_of(self, self.calls))
-        return self.encode(put(conversation_text(self, described), {_TOLD: text}))
+        text = tools_text(guarded(self.tools, self.control), example_of(self, self.calls))
+        return self.encode(fill_in(conversation_text(self, described), {_TOLD: text}))
 
     @cached_property
     def has_tool_role(self) -> bool:
@@ -96,12 +96,12 @@ class ChatTurns(Rendering):
         if not any(message["role"] in ("tool", "function") for message in plain):
             before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": REPLIES[0]}]
             with suppress(InputError):  # it may write them after other messages
-                return [*fitted(self, [*before, *plain])[0][2:]]
+                return [*as_written(self, [*before, *plain])[0][2:]]
         roles = {"function": "tool", "developer": "system"}
         return [
             {
                 **guarded(one, self.control), "role": roles.get(one["role"], one["role"]),
-                "content": guarded(text_of(one.get("content")), self.control),
+                "content": guarded(text_of_content(one.get("content")), self.control),
             }
             for one in plain
         ]  # fmt: skip
@@ -139,7 +139,7 @@ class ChatTurns(Rendering):
         delta = self._after([_called(names, reply) for reply in REPLIES] if calls else _SAID, numbered)
         if delta is None and calls and "tool" in self.template:
             delta = self._after(_SAID, numbered)  # it writes results, but no calls
-        contents = [text_of(message.get("content")).strip() for message in messages]
+        contents = [text_of_content(message.get("content")).strip() for message in messages]
         found = delta or ""  # each of them as it is, or as JSON
         there = all(text in found or json.dumps(text, ensure_ascii=False)[1:-1] in found for text in contents)
         return delta if there else None
@@ -150,7 +150,7 @@ class ChatTurns(Rendering):
         for said, reply in zip(REPLIES, replies, strict=True):
             asked = [{"role": "user", "content": "x"}]
             try:
-                before = fitted(self, [*asked, reply])[0]
+                before = as_written(self, [*asked, reply])[0]
                 if "tool_calls" in reply and "tool_calls" not in before[-1]:
                     before = [*asked, dict(reply)]  # the template writes no calls
                 whole, written = self.asked([*before, *messages]), self.written([*before, *messages])
@@ -185,6 +185,6 @@ def _called(names: Sequence[str], reply: str) -> Message:
 
 def _joined(messages: Sequence[Message], role: str) -> list[Message]:
     """The messages with the results of tools as one message of this role."""
-    results = [text_of(message["content"]) for message in messages if message.get("role") == "tool"]
+    results = [text_of_content(message["content"]) for message in messages if message.get("role") == "tool"]
     others = [message for message in messages if message.get("role") != "tool"]
     return [{"role": role, "content": "\n".join(results)}, *others]

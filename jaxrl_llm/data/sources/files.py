@@ -26,7 +26,7 @@ _SAVED = ("dataset_dict.json", "state.json")  # files that only datasets.save_to
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def format_of(path: Path) -> str | None:
+def file_format(path: Path) -> str | None:
     """ "jsonl", "parquet" or "array_record", by the name (shards may end in -00000-of-00002); None for another file."""
     found = _ENDING.search(path.name)
     return None if found is None else _FORMATS[found[1]]
@@ -40,7 +40,7 @@ def matching_files(pattern: str) -> list[Path]:
     paths = sorted(Path(path) for path in glob.glob(str(Path(pattern).expanduser()), recursive=True))
     if not paths:
         raise InputError(f"no data at {shown(pattern, 200)}: no file matches the pattern")
-    if other := [path for path in paths if format_of(path) is None or format_of(path) != format_of(paths[0])]:
+    if other := [path for path in paths if file_format(path) is None or file_format(path) != file_format(paths[0])]:
         raise InputError(
             f"{shown(pattern, 200)} matches {other[0]}: all its files must be .jsonl, all .parquet or all .array_record"
         )
@@ -74,12 +74,12 @@ def files_of_folder(folder: Path) -> list[Path]:
     Raises InputError if they have several formats, or several splits, as the words of their names tell.
     """
     for place in (folder, folder / "data"):
-        paths = sorted(path for path in place.glob("*") if format_of(path)) if place.is_dir() else []
+        paths = sorted(path for path in place.glob("*") if file_format(path)) if place.is_dir() else []
         if not paths:
             continue
         groups: dict[tuple[str, str | None], list[str]] = {}
         for path in paths:
-            groups.setdefault((_split(path), format_of(path)), []).append(str(path))
+            groups.setdefault((_split(path), file_format(path)), []).append(str(path))
         if len(groups) > 1:
             what = "formats" if len({kind for _, kind in groups}) > 1 else "splits"
             common = os.path.commonprefix  # letter by letter
@@ -93,7 +93,7 @@ def _split(path: Path) -> str:
     return next((word for word in re.split(r"[^a-z]+", path.name.lower()) if word in _SPLITS), "")
 
 
-def located(source: str) -> Path | list[Path]:
+def source_files(source: str) -> Path | list[Path]:
     """The files of a source: a file, the files of a pattern or of a folder; or a folder of `datasets.save_to_disk`.
 
     Raises InputError for a path that does not exist, and for files of another format.
@@ -113,7 +113,7 @@ def located(source: str) -> Path | list[Path]:
         )
     if path.is_dir():
         return path if any((path / name).exists() for name in _SAVED) else files_of_folder(path) or path
-    if path.suffix != ".json" and format_of(path) is None:
+    if path.suffix != ".json" and file_format(path) is None:
         raise InputError(
             f"cannot read {shown(source)}: it must end in .jsonl, .json or .parquet (or .array_record), or be a data "
             "set folder"
@@ -122,14 +122,14 @@ def located(source: str) -> Path | list[Path]:
 
 
 def read_rows(paths: Sequence[Path]) -> Iterator[Row]:
-    """Yield the rows of .jsonl, .json or .parquet files (see `located`), unchanged.
+    """Yield the rows of .jsonl, .json or .parquet files (see `source_files`), unchanged.
 
     Raises InputError, before or between rows, for a path that is not a file, has the wrong format, or is damaged.
     """
     for path in paths:
         try:
             check_regular(path)
-            yield from _read_parquet(path) if format_of(path) == "parquet" else _read_json(path)
+            yield from _read_parquet(path) if file_format(path) == "parquet" else _read_json(path)
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or ' '.join(str(error).split())}") from error
 

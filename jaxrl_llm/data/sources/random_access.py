@@ -111,17 +111,17 @@ def open_records(source: str) -> RecordFiles | None:
         folder = shards[0].parent if shards else Path(".")
         return RecordFiles([_data_set(folder, data, sum(file.stat().st_size for file in shards))])
     with naming_url(source):
-        found = files.located(source)
+        found = files.source_files(source)
         if isinstance(found, Path):  # a folder of datasets.save_to_disk
             size = sum(file.stat().st_size for file in found.glob("*.arrow"))
             return RecordFiles([_data_set(found, files.saved_data_set(found), size)], source)
         kinds = {"jsonl": _json_lines, "parquet": _parquet, "array_record": _array_record}
-        if any(files.format_of(path) not in kinds for path in found):
+        if any(files.file_format(path) not in kinds for path in found):
             return None
         try:
             for path in found:
                 check_regular(path)
-            return RecordFiles([kinds[str(files.format_of(path))](path) for path in found], source)
+            return RecordFiles([kinds[str(files.file_format(path))](path) for path in found], source)
         except OSError as error:
             why = error.strerror or error_line(error)
             raise InputError(f"cannot read {error.filename or source}: {why}") from error

@@ -12,4 +12,14 @@ from jaxrl_llm.environments.sandbox.run import (
     run_code,
 )
 
-__all__ = ["GUARDS", "LAYERS", "Limits", "Result", "Session", "available", "guards", "require_guards", "run_code"]
+__all__ = [
+    "GUARDS",
+    "LAYERS",
+    "Limits",
+    "Result",
+    "Session",
+    "available",
+    "guards",
+    "require_guards",
+    "run_code",
+]

@@ -18,7 +18,7 @@ from jaxrl_llm.environments.sandbox.supervisor import (
     GRACE,
     Limits,
     Result,
-    Settings,
+    SandboxSettings,
     Supervisor,
     checked_files,
     memory_groups,
@@ -49,7 +49,7 @@ def available() -> frozenset[str]:
 
 
 def _works(layer: str) -> bool:
-    with closing(Supervisor(Settings(layers=frozenset({layer})))) as held, suppress(OSError, ValueError):
+    with closing(Supervisor(SandboxSettings(layers=frozenset({layer})))) as held, suppress(OSError, ValueError):
         return held.ask(None, 30.0).status == 0
     return False
 
@@ -82,18 +82,18 @@ def require_guards(layers: Iterable[str]) -> None:
         )
 
 
-__all__ = ["Limits", "Result", "family", "run_code", "settings_of"]
+__all__ = ["Limits", "Result", "_settings_of", "family", "run_code"]
 USUAL = Limits()
 
 
-def settings_of(
+def _settings_of(
     limits: Limits, layers: Iterable[str] | None, weak: bool, readable: Iterable[str], **more: object
-) -> Settings:
+) -> SandboxSettings:
     """Settings of a sandbox, checked. InputError where the layers leave code a way out, unless weak."""
     chosen = available() if layers is None else frozenset(layers)
     if not weak:
         require_guards(chosen)
-    return Settings(chosen, limits, readable_paths(readable), **more)  # type: ignore[arg-type]
+    return SandboxSettings(chosen, limits, readable_paths(readable), **more)  # type: ignore[arg-type]
 
 
 def run_code(
@@ -113,7 +113,7 @@ def run_code(
     Raises InputError where the layers leave untrusted code a way out, unless weak, and for files and folders that would
     be one; OSError where the sandbox cannot be started.
     """
-    settings = settings_of(
+    settings = _settings_of(
         limits, layers, weak, readable, code=code, files=checked_files(files or {}, limits),
         stdin=stdin.encode("utf-8", "surrogateescape"),
     )  # fmt: skip
@@ -129,7 +129,7 @@ class Session:
         readable: Iterable[str] = (),
     ) -> None:  # fmt: skip
         """As for `run_code`; the limit of seconds is that of a block. Between blocks all its processes stand still."""
-        self._settings = settings_of(limits, layers, weak, readable, session=True)
+        self._settings = _settings_of(limits, layers, weak, readable, session=True)
         self._held: Supervisor | None = None
 
     def run(self, code: str) -> Result:

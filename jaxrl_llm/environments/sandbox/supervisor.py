@@ -76,7 +76,7 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
+class SandboxSettings:
     """Of a sandbox. code: a program; or the first block of a session."""
 
     layers: frozenset[str]
@@ -188,7 +188,7 @@ def checked_files(files: Mapping[str, str], limits: Limits) -> dict[str, str]:
 class Supervisor:
     """A supervisor that has been started, with the request of its settings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SandboxSettings) -> None:
         """OSError where no process can be started."""
         self.limits, self.ended, own = settings.limits, False, "namespaces" in settings.layers
         self._folder = "" if own else os.path.join(tempfile.gettempdir(), f"sandbox-{secrets.token_hex(8)}")
@@ -203,7 +203,7 @@ class Supervisor:
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd="/", start_new_session=True,
         )  # fmt: skip
 
-    def _told(self, settings: Settings, folder: str) -> dict[str, Any]:
+    def _told(self, settings: SandboxSettings, folder: str) -> dict[str, Any]:
         """For the supervisor: plain values, memory and files in bytes."""
         limits, layers = settings.limits, settings.layers
         own, memory, disk = "namespaces" in layers, limits.memory * MEBIBYTE, limits.disk * MEBIBYTE

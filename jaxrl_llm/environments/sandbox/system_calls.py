@@ -71,7 +71,7 @@ class Condition(NamedTuple):
     otherwise: int = FAILS | EPERM
 
 
-class Rule(NamedTuple):
+class _Rule(NamedTuple):
     """A call that is allowed under conditions, all of them."""
 
     numbers: str
@@ -79,32 +79,32 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule("setrlimit 160 164", (Condition(0, NOT_DATA),)),
+    _Rule("setrlimit 160 164", (Condition(0, NOT_DATA),)),
     # Anonymous memory that is shared, or of large pages, outlives what the limit of a process counts.
-    Rule("mmap 9 222", (Condition(6, (0, 1, 0x20), 0x40021),)),
-    Rule("ioctl 16 29", (Condition(2, TERMINAL, WHOLE, FAILS | ENOTTY),)),
-    Rule("fcntl 72 25", (Condition(2, DESCRIPTOR, WHOLE, FAILS | EINVAL),)),
-    Rule("prctl 157 167", (Condition(0, (2, 3, 15, 16, 21, 23, 38, 39, 0x53564D41), WHOLE, FAILS | EINVAL),)),
-    Rule("socketpair 53 199", (Condition(0, (1,)), Condition(2, (1,), 0xF))),  # UNIX streams, which have no addresses
-    Rule("sendto 44 206", (Condition(8, (0,)), Condition(9, (0,)))),
+    _Rule("mmap 9 222", (Condition(6, (0, 1, 0x20), 0x40021),)),
+    _Rule("ioctl 16 29", (Condition(2, TERMINAL, WHOLE, FAILS | ENOTTY),)),
+    _Rule("fcntl 72 25", (Condition(2, DESCRIPTOR, WHOLE, FAILS | EINVAL),)),
+    _Rule("prctl 157 167", (Condition(0, (2, 3, 15, 16, 21, 23, 38, 39, 0x53564D41), WHOLE, FAILS | EINVAL),)),
+    _Rule("socketpair 53 199", (Condition(0, (1,)), Condition(2, (1,), 0xF))),  # UNIX streams, which have no addresses
+    _Rule("sendto 44 206", (Condition(8, (0,)), Condition(9, (0,)))),
 )
 # Processes share their memory: none changes its part.
 TOGETHER = (
-    Rule("clone 56 220", (Condition(0, (0,), NEW_NAMESPACES),)),
-    Rule("prlimit64 302 261", (Condition(2, NOT_DATA),)),
+    _Rule("clone 56 220", (Condition(0, (0,), NEW_NAMESPACES),)),
+    _Rule("prlimit64 302 261", (Condition(2, NOT_DATA),)),
 )
 ALONE = (  # no child processes, and nothing is done to others
-    Rule("clone 56 220", (Condition(0, (THREAD,), NEW_NAMESPACES | THREAD),)),
-    Rule("kill 62 129", (Condition(0, (OWN_PID,)),)),
-    Rule("tgkill 234 131", (Condition(0, (OWN_PID,)),)),
-    Rule("setpriority 141 140", (Condition(0, (0,)), Condition(2, OF_ITSELF))),
-    Rule("getpriority 140 141", (Condition(0, (0,)), Condition(2, OF_ITSELF))),
+    _Rule("clone 56 220", (Condition(0, (THREAD,), NEW_NAMESPACES | THREAD),)),
+    _Rule("kill 62 129", (Condition(0, (OWN_PID,)),)),
+    _Rule("tgkill 234 131", (Condition(0, (OWN_PID,)),)),
+    _Rule("setpriority 141 140", (Condition(0, (0,)), Condition(2, OF_ITSELF))),
+    _Rule("getpriority 140 141", (Condition(0, (0,)), Condition(2, OF_ITSELF))),
     *[
-        Rule(call, (Condition(0, OF_ITSELF),))
+        _Rule(call, (Condition(0, OF_ITSELF),))
         for call in PROCESSES.replace("\n", " ").split(", ")
         if call.startswith("sched_")
     ],
-    Rule("prlimit64 302 261", (Condition(0, OF_ITSELF), Condition(2, NOT_DATA))),
+    _Rule("prlimit64 302 261", (Condition(0, OF_ITSELF), Condition(2, NOT_DATA))),
 )
 
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from jaxrl_llm.core.arguments.checks import checked
 from jaxrl_llm.core.arguments.ranges import Count, Seconds
-from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import ReadCall, Reply
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
 from jaxrl_llm.utils.errors import InputError, shown
-from jaxrl_llm.utils.threads import called, in_thread, named
+from jaxrl_llm.utils.threads import called, error_in_words, in_thread
 
 MOST_CHARACTERS = 20_000  # of a result, unless an environment says otherwise
 SECONDS = 30.0  # that a call may take
@@ -180,7 +180,7 @@ class Toolbox:
         }
         return Observation(messages, info={name: float(count) for name, count in counts.items()})
 
-    async def _one(self, call: Call) -> tuple[str, bool]:
+    async def _one(self, call: ReadCall) -> tuple[str, bool]:
         function = self.functions.get(call.name)
         if function is None:
             return f"Error: there is no tool {shown(call.name)}, but {', '.join(self.functions) or 'none'}", False
@@ -194,7 +194,7 @@ class Toolbox:
         except TimeoutError:
             return f"Error: {call.name} did not answer within {self.seconds:g} s", False
         except Exception as error:
-            text = named(error)
+            text = error_in_words(error)
             for _ in range(2):  # errors in threads are RuntimeErrors that name their type
                 text = text.removeprefix("RuntimeError: ")
             return result_text(f"Error: {text}", self.most), False

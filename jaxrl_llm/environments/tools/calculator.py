@@ -96,7 +96,7 @@ def _value(node: ast.expr, text: str) -> Number:
         case ast.BinOp(left=left, op=op, right=right):
             a, b = _value(left, text), _value(right, text)
             if isinstance(op, ast.Pow):
-                return _checked(power(a, b))
+                return _checked(_power(a, b))
             if isinstance(op, ast.Div):
                 return _checked(a / b if isinstance(a, float) or isinstance(b, float) else Fraction(a) / Fraction(b))
             if type(op) in _OPERATIONS:
@@ -129,7 +129,7 @@ def _checked(value: Number) -> Number:
     return value.numerator if value.denominator == 1 else value
 
 
-def power(a: Number, b: Number) -> Number:
+def _power(a: Number, b: Number) -> Number:
     """a to the power of b; exact for a whole b and an exact a. OverflowError before a huge number is computed."""
     if isinstance(a, float) or isinstance(b, float) or b.denominator != 1:
         found = float(a) ** float(b)

@@ -104,7 +104,7 @@ def _number(text: str) -> float:
         return float(text)
 
 
-def hyperparameters_of(method: str) -> set[str]:
+def grid_parameters(method: str) -> set[str]:
     """Those that a grid may vary: the method's own, and the learning rate. InputError for an unknown method."""
     return {"learning_rate", *inspect.signature(constructor(method)).parameters}
 

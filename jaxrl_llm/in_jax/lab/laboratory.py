@@ -21,14 +21,22 @@ from jaxrl_llm.algorithms import constructor, get
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.needs import need_of
-from jaxrl_llm.in_jax.lab.config import OPTIONS, Grid, LabConfig, Point, hyperparameters_of, points
-from jaxrl_llm.in_jax.lab.outcome import CURVES, Measuring, Outcome, curves_of, measure
+from jaxrl_llm.in_jax.lab.config import OPTIONS, Grid, LabConfig, Point, grid_parameters, points
+from jaxrl_llm.in_jax.lab.outcome import CURVES, Measuring, RunOutcome, curves_of, measure
 from jaxrl_llm.in_jax.lab.results import Start, outcome_line, read_results, start_line, write_results
 from jaxrl_llm.in_jax.lab.statistics import Floats
 from jaxrl_llm.in_jax.rollout import evaluate_task
-from jaxrl_llm.in_jax.settings import LabSettings, check_settings
+from jaxrl_llm.in_jax.settings import LabSettings, check_lab_settings
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
-from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, build, experience_of, make_train, provided, warm_start
+from jaxrl_llm.in_jax.train import (
+    LABORATORY,
+    QUICK_COMPILE,
+    build,
+    make_train,
+    task_provides,
+    unsupported_parts,
+    warm_start,
+)
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.utils.errors import InputError, gather, require_choice
@@ -37,7 +45,7 @@ from jaxrl_llm.utils.process import use_compile_cache
 
 def run_lab(
     config: LabConfig, folder: Path, say: Callable[[str], None] = print, devices: Sequence[Any] = ()
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """Run what the folder does not hold yet, write it there after each method, and return all outcomes.
 
     say: is told of each outcome. devices: over which the runs are spread; empty: all. Raises InputError for unknown
@@ -74,7 +82,7 @@ def check_config(config: LabConfig) -> None:
 
     def grid() -> None:
         for name in config.grid:
-            if not any(name in hyperparameters_of(method) for method in config.algorithms):
+            if not any(name in grid_parameters(method) for method in config.algorithms):
                 raise InputError(f"--grid {name}: none of the algorithms has this hyper-parameter")
         refused: list[InputError] = []
         for name in config.algorithms if config.grid and set(config.tasks) <= set(TASKS) else ():
@@ -92,7 +100,7 @@ def check_config(config: LabConfig) -> None:
 
     tasks = (partial(require_choice, "task", name, TASKS) for name in config.tasks)
     baseline = partial(require_choice, "baseline among the algorithms", config.baseline, config.algorithms)
-    gather(*tasks, grid, *([baseline] if config.baseline else []), once, partial(check_settings, config.settings))
+    gather(*tasks, grid, *([baseline] if config.baseline else []), once, partial(check_lab_settings, config.settings))
 
 
 def _start(task: Task, config: LabConfig, steps: int, params: Any) -> Start:
@@ -131,12 +139,12 @@ def lacking(name: str, task: Task) -> list[str]:
     method = get(name)
     named = missing(name)
     needs = {need_of(need).name for need in method.needs if need_of(need).provider}
-    return [*named, *sorted(needs - set(named)), *sorted(experience_of(method, task))]
+    return [*named, *sorted(needs - set(named)), *sorted(unsupported_parts(method, task))]
 
 
 def check_points(name: str, settings: LabSettings, task: Task, grid: Grid) -> None:
     """InputError where a method refuses a point of the grid. Ranges are checked of plain numbers only."""
-    for point in points(grid, hyperparameters_of(name)):
+    for point in points(grid, grid_parameters(name)):
         check_number("learning_rate", point.get("learning_rate", 0), least=0)
         build(constructor(name), settings, task, {**LABORATORY.get(name, {}), **point})
 
@@ -150,7 +158,7 @@ def run_method(
     grid: Grid,
     mesh: Mesh,
     first_seed: int = 0,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """Train a method with so many seeds, from `first_seed` on, at each point of the grid; an outcome for each.
 
     A method's hyper-parameters are the catalogue's defaults, except those of the grid and of `LABORATORY`; those of
@@ -159,10 +167,10 @@ def run_method(
     """
     task = how.task
     make = constructor(name)
-    without = tuple(need for need in lacking(name, task) if need not in provided(task))
+    without = tuple(need for need in lacking(name, task) if need not in task_provides(task))
     note = f"without {', '.join(without)}" if without else ""
     known = inspect.signature(make).parameters
-    at = points(grid, hyperparameters_of(name))
+    at = points(grid, grid_parameters(name))
     fixed = LABORATORY.get(name, {})
     several = [key for key in at[0] if len(grid[key]) > 1]
     traced = [key for key in several if key == "learning_rate" or "float" in str(known[key].annotation)]
@@ -178,11 +186,11 @@ def run_method(
             ran = run(at, [])
     except InputError as error:
         none = {"compile": 0.0, "run": 0.0}
-        return [Outcome(task.name, name, point, {}, {}, none, note, str(error)) for point in at]
+        return [RunOutcome(task.name, name, point, {}, {}, none, note, str(error)) for point in at]
     outcomes = []
     for point, found in zip(at, ran, strict=True):
         measures = measure(found.metrics, *evaluate_runs(found.params, task, settings), how)
-        outcomes.append(Outcome(task.name, name, point, measures, curves_of(found.metrics), found.seconds, note))
+        outcomes.append(RunOutcome(task.name, name, point, measures, curves_of(found.metrics), found.seconds, note))
     return outcomes
 
 

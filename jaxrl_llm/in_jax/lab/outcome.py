@@ -35,7 +35,7 @@ class Measuring(NamedTuple):
     window: int  # iterations whose mean reward counts as reached, or as the end of a run
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """The outcome of one method on one task at one point of the grid."""
 
     task: str
@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
 
 
 def measure(metrics: Mapping[str, Floats], rewards: Floats, right: Floats, how: Measuring) -> dict[str, Floats]:
-    """The measures of runs, see `Outcome`.
+    """The measures of runs, see `RunOutcome`.
 
     metrics: f64[seeds, iterations] by name. rewards, right: f64[seeds, prompts, samples], rewards and 0 or 1, of fresh
     prompts after the last iteration.
@@ -101,7 +101,7 @@ def _interval(of_seeds: Floats) -> tuple[float, float]:
     return bootstrap(mean, [of_seeds], resamples=500) if np.isfinite(of_seeds).all() else (math.nan, math.nan)
 
 
-def to_json(outcome: Outcome) -> dict[str, Any]:
+def to_json(outcome: RunOutcome) -> dict[str, Any]:
     """A JSON object of it; numbers that are not finite are null."""
     measures = {name: [_plain(x) for x in values] for name, values in outcome.measures.items()}
     curves = {
@@ -111,14 +111,14 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
     return outcome._asdict() | {"measures": measures, "curves": curves}
 
 
-def from_json(value: Mapping[str, Any]) -> Outcome:
+def from_json(value: Mapping[str, Any]) -> RunOutcome:
     """The outcome that `to_json` wrote; null is infinite among the measures ("steps" that were not made)."""
     measures = {name: np.array([math.inf if x is None else x for x in v]) for name, v in value["measures"].items()}
     curves = {
         metric: {column: [math.nan if x is None else x for x in values] for column, values in curve.items()}
         for metric, curve in value["curves"].items()
     }
-    return Outcome(**{**value, "measures": measures, "curves": curves})
+    return RunOutcome(**{**value, "measures": measures, "curves": curves})
 
 
 def _plain(x: float) -> float | None:
@@ -149,7 +149,7 @@ def summary_of(statistic: object, *samples: Strata) -> Summary:
     return Summary(float(statistic(*samples)), *bootstrap(statistic, *samples))
 
 
-def task_table(outcomes: Iterable[Outcome], baseline: str, threshold: float) -> str:
+def task_table(outcomes: Iterable[RunOutcome], baseline: str, threshold: float) -> str:
     """A row for each outcome of one task, in their order. baseline: the label of the outcome to compare with."""
     outcomes = list(outcomes)
     against = next((o.measures["final"] for o in outcomes if o.label == baseline and not o.error), None)
@@ -185,7 +185,7 @@ def steps_text(steps: Floats) -> str:
     return text if there == len(steps) else f"{text} ({there} of {len(steps)})"
 
 
-def overall(outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str) -> list[tuple[str, Summary, Summary]]:
+def overall(outcomes: Sequence[RunOutcome], tasks: Sequence[str], baseline: str) -> list[tuple[str, Summary, Summary]]:
     """By label, of those that have runs on every task, the best first: the interquartile mean of the final rewards of
     all runs, and the probability of improvement over the baseline."""
     runs: dict[str, dict[str, Floats]] = {}
@@ -203,7 +203,7 @@ def overall(outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str) ->
     return sorted(rows, key=lambda row: -row[1].value)
 
 
-def overall_table(outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str) -> str:
+def overall_table(outcomes: Sequence[RunOutcome], tasks: Sequence[str], baseline: str) -> str:
     """`overall` as Markdown."""
     rows = overall(outcomes, tasks, baseline)
     lines = [f"| method | interquartile mean (95 %) | P(better than {baseline}) (95 %) |", "|---|---|---|"]

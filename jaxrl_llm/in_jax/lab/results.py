@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.in_jax.lab.config import LabConfig
-from jaxrl_llm.in_jax.lab.outcome import Outcome, from_json, overall, overall_table, summary_of, task_table, to_json
+from jaxrl_llm.in_jax.lab.outcome import RunOutcome, from_json, overall, overall_table, summary_of, task_table, to_json
 from jaxrl_llm.in_jax.lab.statistics import mean
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.reporting.logging.files import read_json
@@ -35,7 +35,7 @@ the threshold. Collapsed: runs whose last {window} iterations earn less than hal
 of all seeds together, and of all points of the grid where they are one program."""
 
 
-def read_results(folder: Path, config: LabConfig) -> tuple[dict[str, Start], list[Outcome]]:
+def read_results(folder: Path, config: LabConfig) -> tuple[dict[str, Start], list[RunOutcome]]:
     """The starts of tasks and the outcomes that the folder holds; InputError where they are of other settings."""
     value = read_json(folder / "results.json")
     if not value:
@@ -54,7 +54,7 @@ def read_results(folder: Path, config: LabConfig) -> tuple[dict[str, Start], lis
     return starts, outcomes
 
 
-def write_results(folder: Path, config: LabConfig, starts: Mapping[str, Start], outcomes: Sequence[Outcome]) -> None:
+def write_results(folder: Path, config: LabConfig, starts: Mapping[str, Start], outcomes: Sequence[RunOutcome]) -> None:
     """Write all files of the folder anew; each is replaced as a whole."""
     tasks = [name for name in starts if any(o.task == name for o in outcomes)]
     baseline = next((o.label for o in outcomes if o.method == config.compared_with), config.compared_with)
@@ -67,7 +67,7 @@ def write_results(folder: Path, config: LabConfig, starts: Mapping[str, Start], 
 
 
 def as_markdown(
-    config: LabConfig, starts: Mapping[str, Start], outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str
+    config: LabConfig, starts: Mapping[str, Start], outcomes: Sequence[RunOutcome], tasks: Sequence[str], baseline: str
 ) -> str:
     """The results as a page: what was run, a table over all tasks, one for each, and what they can tell."""
     s = config.settings
@@ -91,7 +91,7 @@ def as_markdown(
     return "\n\n".join([*parts, "## How to read this", about]) + "\n"
 
 
-def coinciding(outcomes: Sequence[Outcome]) -> list[list[str]]:
+def coinciding(outcomes: Sequence[RunOutcome]) -> list[list[str]]:
     """The labels of outcomes of one task that earned the same rewards all along, where there are several."""
     found: dict[str, list[str]] = {}
     for outcome in outcomes:
@@ -107,7 +107,7 @@ def start_line(task: str, start: Start) -> str:
     return f"{task}: after {start['steps']} supervised steps {rewards}; the best known reward is {start['best']:g}."
 
 
-def outcome_line(outcome: Outcome) -> str:
+def outcome_line(outcome: RunOutcome) -> str:
     """An outcome in a line."""
     if outcome.error:
         return f"{outcome.task} {outcome.label}: {outcome.error}"
@@ -118,7 +118,7 @@ def outcome_line(outcome: Outcome) -> str:
     )
 
 
-def chosen(outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str) -> list[str]:
+def chosen(outcomes: Sequence[RunOutcome], tasks: Sequence[str], baseline: str) -> list[str]:
     """The labels whose curves are drawn: all, or, of more than `MOST_CURVES`, the baseline, the best and the worst."""
     ranked = [label for label, _, _ in overall(outcomes, tasks, baseline)]
     if len(ranked) <= MOST_CURVES:
@@ -130,7 +130,7 @@ def chosen(outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str) -> 
 
 
 def write_curves(
-    path: Path, outcomes: Sequence[Outcome], tasks: Sequence[str], best: dict[str, float], baseline: str
+    path: Path, outcomes: Sequence[RunOutcome], tasks: Sequence[str], best: dict[str, float], baseline: str
 ) -> None:
     """Reward over the iterations, a panel for each task: means over the seeds with 95 % intervals, and the best known.
 
@@ -153,7 +153,7 @@ def write_curves(
     _save(figure, path)
 
 
-def write_finals(path: Path, outcomes: Sequence[Outcome], tasks: Sequence[str], baseline: str) -> None:
+def write_finals(path: Path, outcomes: Sequence[RunOutcome], tasks: Sequence[str], baseline: str) -> None:
     """Final reward of every method with its 95 % interval, a panel for each task, in the order of `overall`."""
     ranked = [label for label, _, _ in overall(outcomes, tasks, baseline)][::-1]
     figure, panels = _figure((2.4 + 2.6 * len(tasks), 1.0 + 0.16 * len(ranked)), tasks)

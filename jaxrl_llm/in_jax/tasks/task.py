@@ -82,7 +82,7 @@ class Task(NamedTuple):
     """Answers each turn of the policy, with a state and rewards of turns; `given` is None then."""
 
 
-def observed(task: Task, key: Array, components: Scores, reward: Array) -> tuple[Scores, Array]:
+def told_rewards(task: Task, key: Array, components: Scores, reward: Array) -> tuple[Scores, Array]:
     """Components and rewards f32[N] as training is told of them."""
     if task.observe is None:
         return components, reward

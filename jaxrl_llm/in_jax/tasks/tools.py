@@ -13,7 +13,7 @@ from jaxrl_llm.selection.rows import mix
 from jaxrl_llm.utils.errors import InputError
 
 
-class Asked(NamedTuple):
+class _Asked(NamedTuple):
     """Where an episode of `tool_first` is."""
 
     questions: Array  # int32[n]
@@ -43,17 +43,17 @@ def tool_first(questions: int = 5, symbols: int = 5, spare: int = 0, outcome: fl
         drawn = jax.random.randint(key, (2 * questions,), 0, symbols)
         return jnp.concatenate([jnp.array([begin]), drawn]).astype(jnp.int32)
 
-    def seen(state: Asked, word: Array | int) -> Array:
+    def seen(state: _Asked, word: Array | int) -> Array:
         at = jnp.minimum(state.number, questions - 1)
         symbol = jnp.where(word == value, state.values[at], state.questions[at])
         return jnp.stack([jnp.asarray(word), symbol]).astype(jnp.int32)
 
-    def reset(prompt: Array) -> tuple[Asked, Array]:
+    def reset(prompt: Array) -> tuple[_Asked, Array]:
         none = jnp.int32(0)
-        state = Asked(prompt[1 : questions + 1], prompt[questions + 1 :], none, jnp.bool_(False), none, none, none)
+        state = _Asked(prompt[1 : questions + 1], prompt[questions + 1 :], none, jnp.bool_(False), none, none, none)
         return state, seen(state, question)
 
-    def step(state: Asked, reply: Array) -> tuple[Asked, Array, Array, Array]:
+    def step(state: _Asked, reply: Array) -> tuple[_Asked, Array, Array, Array]:
         at = jnp.minimum(state.number, questions - 1)
         calls, answers = reply[0] == call, reply[0] == say
         hit = calls & (reply[1] == state.questions[at])
@@ -66,11 +66,11 @@ def tool_first(questions: int = 5, symbols: int = 5, spare: int = 0, outcome: fl
         word = jnp.where(hit, value, jnp.where(calls, nothing, question))
         return after, seen(after, word), reward, after.number == questions
 
-    def score(state: Asked) -> tuple[Scores, Array]:
+    def score(state: _Asked) -> tuple[Scores, Array]:
         right = (state.right == questions).astype(jnp.float32)
         return {"right": right}, outcome * right
 
-    def best(state: Asked) -> Array:
+    def best(state: _Asked) -> Array:
         at = jnp.minimum(state.number, questions - 1)
         known = jnp.stack([jnp.int32(say), state.values[at]])
         return jnp.where(state.known, known, jnp.stack([jnp.int32(call), state.questions[at]])).astype(jnp.int32)

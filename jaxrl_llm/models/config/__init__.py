@@ -58,7 +58,7 @@ class ModelConfig:
     """A decoder as data. Hashable, so that it can be a static argument of `jit`.
 
     Its fields describe every layer. Where layers differ in more than windows and rotations, `kinds` says in which
-    fields, and `of_kind` gives the configuration of one kind.
+    fields, and `_of_kind` gives the configuration of one kind.
     """
 
     family: str  # one of `families.FAMILIES`
@@ -163,11 +163,11 @@ class ModelConfig:
     @property
     def each_kind(self) -> tuple[ModelConfig, ...]:
         """The configuration of each kind of layer, in the order of `kinds`; of the only one where there are none."""
-        return tuple(of_kind(self, number) for number in range(max(len(self.kinds), 1)))
+        return tuple(_of_kind(self, number) for number in range(max(len(self.kinds), 1)))
 
     def of_layer(self, number: int) -> ModelConfig:
         """The configuration of one layer, from 0: the model's, with what is different in layers of its kind."""
-        return of_kind(self, self.kind_of_layer[number]) if self.kinds else self
+        return _of_kind(self, self.kind_of_layer[number]) if self.kinds else self
 
     def layers_of(self, kind: int) -> tuple[int, ...]:
         """The numbers of the layers of a kind."""
@@ -184,7 +184,7 @@ class ModelConfig:
 
 
 @lru_cache(maxsize=1024)
-def of_kind(config: ModelConfig, number: int) -> ModelConfig:
+def _of_kind(config: ModelConfig, number: int) -> ModelConfig:
     """The configuration of a kind of layer, of one kind only."""
     if not config.kinds:
         return config

@@ -97,7 +97,7 @@ def check_together(config: Any, where: str) -> None:
                 f"{kind.name}: models without one are not supported"
             )
     for name, tokens in (("eos_token_id", c.eos_token_ids), ("bos_token_id", (c.bos_token_id,))):
-        check_tokens(tokens, c.vocab_size, where, name)
+        check_token_ids(tokens, c.vocab_size, where, name)
     for rope in c.ropes:
         if rope.kind in ("llama3", "yarn") and rope.original_length < 1:
             raise InputError(f"{where}: rope type {rope.kind} lacks 'original_max_position_embeddings'")
@@ -131,7 +131,7 @@ def with_slots(config: Any, slots: int) -> Any:
     return dataclasses.replace(config, sink_slots=slots)
 
 
-def check_tokens(tokens: Any, vocab_size: int, where: str, name: str) -> None:
+def check_token_ids(tokens: Any, vocab_size: int, where: str, name: str) -> None:
     """InputError for a token id (None is none) outside of the vocabulary."""
     for token in tokens:
         if token is not None and not 0 <= token < vocab_size:

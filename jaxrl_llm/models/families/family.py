@@ -88,7 +88,7 @@ def full(raw: Values, where: str) -> list[str]:
     return [FULL] * raw["num_hidden_layers"]
 
 
-def listed(raw: Values, where: str, otherwise: Callable[[int], bool], wanted: str = "") -> list[str]:
+def types_of(raw: Values, where: str, otherwise: Callable[[int], bool], wanted: str = "") -> list[str]:
     """The file's `layer_types`; for a file without, the layers slide for which `otherwise` of their number is true."""
     types, layers, window = raw.get("layer_types"), raw["num_hidden_layers"], raw.get("sliding_window")
     if types:

@@ -12,12 +12,12 @@ from jaxrl_llm.models.families.family import (
     biases,
     family,
     layer_types,
-    listed,
     number_or_whole,
     ropes_by_type,
     sliding,
     softcaps,
     stacked_experts,
+    types_of,
 )
 from jaxrl_llm.models.kinds import FLAG, SECTION, given, number, or_null, whole
 from jaxrl_llm.utils.errors import InputError
@@ -55,12 +55,12 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 def _gemma3_types(raw: Values, where: str) -> list[str]:
     pattern = given(raw, "sliding_window_pattern", given(raw, "_sliding_window_pattern", 6))
-    return listed(raw, where, lambda layer: (layer + 1) % pattern != 0)
+    return types_of(raw, where, lambda layer: (layer + 1) % pattern != 0)
 
 
 GEMMA2 = family(
     "Gemma2ForCausalLM", "gemma2", read=_common, write=_write,
-    types=partial(listed, otherwise=lambda layer: layer % 2 == 0), settings=_CAPS, tensors=_TENSORS, pad_token_id=0,
+    types=partial(types_of, otherwise=lambda layer: layer % 2 == 0), settings=_CAPS, tensors=_TENSORS, pad_token_id=0,
     max_position_embeddings=8192, num_key_value_heads=4, head_dim=256, sliding_window=4096, attn_logit_softcapping=50.0,
     final_logit_softcapping=30.0,
 )  # fmt: skip
@@ -83,7 +83,7 @@ NAMES = {FULL: "full", SLIDING: "sliding"}
 
 
 def _gemma4_types(raw: Values, where: str) -> list[str]:
-    return [*listed(raw, where, lambda layer: (layer + 1) % 6 != 0)[:-1], FULL]  # as transformers has it
+    return [*types_of(raw, where, lambda layer: (layer + 1) % 6 != 0)[:-1], FULL]  # as transformers has it
 
 
 def _gemma4_sizes(raw: Values, types: list[str], where: str) -> dict[str, dict[str, Any]]:

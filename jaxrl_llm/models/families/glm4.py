@@ -19,7 +19,7 @@ EXPERT_TENSORS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def mixture(raw: Values, where: str) -> dict[str, Any]:
+def _mixture(raw: Values, where: str) -> dict[str, Any]:
     """Experts with sigmoid scores, corrected for the choice, in groups; the first layers are dense (DeepSeek-V3)."""
     groups, chosen = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
     if raw["n_routed_experts"] % groups or chosen > groups:
@@ -41,7 +41,7 @@ def mixture(raw: Values, where: str) -> dict[str, Any]:
 
 
 def write_mixture(config: ModelConfig) -> dict[str, Any]:
-    """The settings from which `mixture` reads the same."""
+    """The settings from which `_mixture` reads the same."""
     dense = config.kind_of_layer.count(0) if config.kinds else 0
     wide = config.each_kind[0].intermediate_size
     return {
@@ -69,7 +69,7 @@ GLM4 = family(
 )  # fmt: skip
 GLM4_MOE = family(
     "Glm4MoeForCausalLM", partial=True, types=full, settings=ROUTER_SETTINGS,
-    read=lambda raw, where: mixture(raw, where) | {
+    read=lambda raw, where: _mixture(raw, where) | {
         "attention_bias": bool(raw["attention_bias"]), "qk_norm": bool(raw.get("use_qk_norm")),
     },
     write=lambda c: write_mixture(c) | {"attention_bias": c.attention_bias, "use_qk_norm": c.qk_norm},
@@ -92,7 +92,7 @@ def _read(raw: Values, where: str) -> dict[str, Any]:
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if rope.get("mscale_all_dim") and (rope.get("rope_type") or rope.get("type") or "default") != "default":
         scale *= mscale(float(rope["factor"]), float(rope["mscale_all_dim"])) ** 2
-    return mixture(raw, where) | {
+    return _mixture(raw, where) | {
         "latent": latent, "head_dim": latent.plain + latent.rotated, "query_scale": scale,
         "num_kv_heads": raw["num_attention_heads"], "interleaved_rotation": bool(raw["rope_interleave"]),
     }  # fmt: skip

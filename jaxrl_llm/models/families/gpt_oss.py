@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from jaxrl_llm.models.families.family import Tensor, biases, family, layer_types, listed
+from jaxrl_llm.models.families.family import Tensor, biases, family, layer_types, types_of
 from jaxrl_llm.models.kinds import number
 
 GPT_OSS = family(
@@ -16,7 +16,7 @@ GPT_OSS = family(
         "layer_types": layer_types(config), "attention_bias": config.attention_bias, "swiglu_limit": config.glu_limit,
         "swiglu_alpha": config.glu_slope, "num_local_experts": config.num_experts,
     },
-    types=partial(listed, otherwise=lambda layer: layer % 2 == 0), max_position_embeddings=131_072, head_dim=64,
+    types=partial(types_of, otherwise=lambda layer: layer % 2 == 0), max_position_embeddings=131_072, head_dim=64,
     num_key_value_heads=8, rms_norm_eps=1e-5, sliding_window=128, num_experts_per_tok=4, num_local_experts=128,
     attention_bias=True, swiglu_limit=7.0, swiglu_alpha=1.702, rope_theta=150_000.0,
     rope_parameters={

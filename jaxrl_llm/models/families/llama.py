@@ -14,9 +14,9 @@ from jaxrl_llm.models.families.family import (
     family,
     full,
     layer_types,
-    listed,
     ropes_by_type,
     stacked_experts,
+    types_of,
 )
 from jaxrl_llm.models.kinds import FLAG, TEXT, given, list_of, number, or_null, whole
 from jaxrl_llm.utils.errors import InputError
@@ -42,7 +42,7 @@ def _smollm3_types(raw: Values, where: str) -> list[str]:
     if not raw.get("use_sliding_window"):
         return full(raw, where)
     rotated = _smollm3_rotated(raw)
-    return listed(raw, where, lambda layer: not rotated[layer])
+    return types_of(raw, where, lambda layer: not rotated[layer])
 
 
 LLAMA = family(
@@ -122,7 +122,7 @@ OLMO3 = family(
         "layer_types": layer_types(config), "attention_bias": config.attention_bias,
         "rope_parameters": ropes_by_type(config), "rope_theta": config.ropes[0].theta,
     },
-    types=partial(listed, otherwise=lambda layer: (layer + 1) % 4 != 0),
+    types=partial(types_of, otherwise=lambda layer: (layer + 1) % 4 != 0),
     thetas=lambda raw: dict.fromkeys((FULL, SLIDING), float(given(raw, "rope_theta", 500_000.0))),
     max_position_embeddings=2048, pad_token_id=1, rms_norm_eps=1e-5, rope_theta=500_000.0, sliding_window=4096,
     tensors=(

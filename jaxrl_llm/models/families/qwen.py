@@ -16,9 +16,9 @@ from jaxrl_llm.models.families.family import (
     family,
     full,
     layer_types,
-    listed,
     sliding,
     stacked_experts,
+    types_of,
 )
 from jaxrl_llm.models.kinds import FLAG, given, list_of, or_null, whole
 from jaxrl_llm.utils.errors import InputError
@@ -35,7 +35,7 @@ def _types(raw: Values, where: str, slides: Callable[[int, int], bool] = operato
     if not raw.get("use_sliding_window"):
         raw = raw | {"sliding_window": None}
     mark = given(raw, "max_window_layers", 28)
-    return listed(raw, where, lambda layer: slides(layer, mark), " with use_sliding_window true")
+    return types_of(raw, where, lambda layer: slides(layer, mark), " with use_sliding_window true")
 
 
 def _qwen3(raw: Values, where: str) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class AdapterConfig(NamedTuple):
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """The file in a folder. InputError, in one line, for settings that are missing, wrong, or not read, as DoRA's."""
     where = str(folder / FILE)
-    raw = kinds.read_json(folder / FILE)
+    raw = kinds.json_object(folder / FILE)
     check(raw, _KINDS, where)
     for name, value in raw.items():
         if name not in _KINDS and name not in _IGNORED:

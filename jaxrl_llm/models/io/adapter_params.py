@@ -79,7 +79,7 @@ def _of_weights(stored: Stored, a: np.ndarray, b: np.ndarray, scale: float) -> I
     if not stored.place:  # a matrix of embeddings
         yield stored.weights[0], _Part(a.T, b.T, scale)
         return
-    of_b = parts_of(outputs_of(stored, len(a)), b if stored.tensor.outputs_first else b.T)
+    of_b = parts_of(adapter_outputs(stored, len(a)), b if stored.tensor.outputs_first else b.T)
     used = {path: np.any(part.reshape(len(a), -1) != 0, axis=1) for path, part in of_b.items()}
     anywhere = np.any(list(used.values()), axis=0)
     for weight in stored.weights:
@@ -89,7 +89,7 @@ def _of_weights(stored: Stored, a: np.ndarray, b: np.ndarray, scale: float) -> I
         yield weight, _Part(a[kept].T.reshape(*inputs, -1), of_b[weight.path][kept], scale)
 
 
-def outputs_of(stored: Stored, rank: int) -> Stored:
+def adapter_outputs(stored: Stored, rank: int) -> Stored:
     """The tensor B [outputs, rank] of a module's adapter, which holds parts of its weights as the module does."""
 
     def narrow(weight: Weight) -> Weight:

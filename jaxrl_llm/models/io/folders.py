@@ -17,7 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.models.kinds import path_of, read_json, reason, shown
+from jaxrl_llm.models.kinds import json_object, path_of, reason, shown
 from jaxrl_llm.utils.errors import InputError, missing_package
 
 DEMO_MODEL = "smollm2-135m"
@@ -108,7 +108,7 @@ def _holds_run(folder: Path, inner: bool) -> bool:
     if any(parts) if inner else all(parts):
         return True
     try:
-        return (folder / "config.json").is_file() and "prompts_per_step" in read_json(folder / "config.json")
+        return (folder / "config.json").is_file() and "prompts_per_step" in json_object(folder / "config.json")
     except InputError:
         return False
 

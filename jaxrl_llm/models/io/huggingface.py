@@ -19,8 +19,8 @@ import numpy as np
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io.file_tensor import FLOATS, FileTensor, Tensors
-from jaxrl_llm.models.io.layout import joined, parts_of, stored_shape, stored_tensors
-from jaxrl_llm.models.kinds import read_json, reason, shown
+from jaxrl_llm.models.io.layout import join_parts, parts_of, stored_shape, stored_tensors
+from jaxrl_llm.models.kinds import json_object, reason, shown
 from jaxrl_llm.models.parameters import parameter_shapes, put
 from jaxrl_llm.models.parameters.table import TABLE
 from jaxrl_llm.models.parameters.weight import Path
@@ -155,7 +155,7 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
                     )
                 whole[weight.path] = value
         parts = {weight.path: whole[weight.path][each.place] for weight in each.weights}
-        out[each.name] = np.ascontiguousarray(joined(each, parts))
+        out[each.name] = np.ascontiguousarray(join_parts(each, parts))
     return out
 
 
@@ -191,7 +191,7 @@ def _files(folder: FilePath) -> list[str]:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return ["model.safetensors"]
-    places = read_json(index).get("weight_map")
+    places = json_object(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise InputError(f"{index} is damaged (no weight_map): download it again")
     for name, file in places.items():

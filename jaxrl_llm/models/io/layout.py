@@ -131,7 +131,7 @@ def parts_of(stored: Stored, value: np.ndarray) -> dict[Path, np.ndarray]:
     return found
 
 
-def joined(stored: Stored, parts: dict[Path, np.ndarray]) -> np.ndarray:
+def join_parts(stored: Stored, parts: dict[Path, np.ndarray]) -> np.ndarray:
     """The tensor that holds these parts; the inverse of `parts_of`."""
     if "vocabulary" in stored.weights[0].axes:
         return parts[stored.weights[0].path]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config.checks import SETTINGS, check_tokens
+from jaxrl_llm.models.config.checks import SETTINGS, check_token_ids
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import from_hf, language_model, quantisation_of, unread_settings
 from jaxrl_llm.models.io.adapter_params import adapter_params
@@ -20,7 +20,7 @@ from jaxrl_llm.models.io.file_tensor import Tensors, dequantised, quantised_coun
 from jaxrl_llm.models.io.folders import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_tensors, untied, without_prefix
 from jaxrl_llm.models.io.unread import Unread, skipped_line, unread_of
-from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, require_kind, shown, whole
+from jaxrl_llm.models.kinds import FATAL, check, json_object, path_of, reason, require_kind, shown, whole
 from jaxrl_llm.models.parameters import combine, parameter_shapes, put
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, optional_package, several
@@ -73,7 +73,7 @@ def load_policy(
         tokenizer = model.tokenizer()
         return with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
     folder = path if os.path.isdir(path) else folder_of_hub(name)
-    raw, config = settings_of(folder)
+    raw, config = read_settings(folder)
     return read_folder(folder, raw, config, dtype, kept, remat, shardings, adapter, keep, context)
 
 
@@ -83,16 +83,16 @@ def read_folder(
 ) -> tuple[Policy, Params, Any]:  # fmt: skip
     """The model of a Hugging Face folder, with the end tokens that all of its files name; arguments of `load_policy`.
 
-    raw, config: the folder's settings, and the model that they describe (`settings_of`). kept: dtype of the weights.
+    raw, config: the folder's settings, and the model that they describe (`read_settings`). kept: dtype of the weights.
     """
     generation = folder / "generation_config.json"
     if generation.exists():
         # Chat models list there the tokens that end a turn, of which config.json may name only one.
-        settings = read_json(generation)
+        settings = json_object(generation)
         check(settings, {"eos_token_id": SETTINGS["eos_token_id"]}, str(generation))
         ends = settings.get("eos_token_id")
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-        check_tokens(ends, config.vocab_size, str(generation), "eos_token_id")
+        check_token_ids(ends, config.vocab_size, str(generation), "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
     stored = tensors = open_folder(folder)
     if quantisation := quantisation_of(language_model(raw), str(folder / "config.json")):
@@ -154,16 +154,16 @@ def read_unread(path_or_name: str | Path) -> Unread:
     if name == DEMO_MODEL or name.endswith(".gguf"):
         raise InputError(f"{name} is a GGUF file, of which all is read: there is nothing more to keep")
     folder = path if os.path.isdir(path) else folder_of_hub(name)
-    raw, config = settings_of(folder)
+    raw, config = read_settings(folder)
     return unread_of(folder, without_prefix(open_folder(folder), config), raw, config)
 
 
-def settings_of(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
+def read_settings(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
     """The settings in a folder's config.json, and what they are of the language model."""
     file = folder / "config.json"
     if not file.exists():
         raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
-    raw = read_json(file)
+    raw = json_object(file)
     config = from_hf(raw, where=str(file))
     if unread := unread_settings(raw, where=str(file)):
         logger.warning("%s: settings that are not read, and may change the model: %s", file, ", ".join(unread))
@@ -233,7 +233,7 @@ def with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:
     if end is not None:
         if not isinstance(end, int):
             raise InputError(f"the tokenizer's eos_token_id is {shown(end)}, but must be a whole number")
-        check_tokens([end], config.vocab_size, "the tokenizer", "eos_token_id")
+        check_token_ids([end], config.vocab_size, "the tokenizer", "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, end])))
     known = 1 + max([*tokenizer.get_vocab().values(), *config.eos_token_ids], default=-1)
     if known < config.vocab_size:  # a padded vocabulary
@@ -250,11 +250,11 @@ def _tokenizer(folder: Path) -> Any:
             import sentencepiece  # noqa: F401 (with which transformers reads it)
     for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
         if (folder / name).exists():
-            read_json(folder / name)
+            json_object(folder / name)
     try:
         # Of a type that transformers does not know it asks on the terminal whether it may run a folder's own code.
         has_json = (folder / "tokenizer.json").exists() and (folder / "config.json").exists()
-        unknown = has_json and read_json(folder / "config.json").get("model_type", "") not in CONFIG_MAPPING_NAMES
+        unknown = has_json and json_object(folder / "config.json").get("model_type", "") not in CONFIG_MAPPING_NAMES
         kind = PreTrainedTokenizerFast if unknown else AutoTokenizer
         tokenizer = kind.from_pretrained(folder, trust_remote_code=False)
         tokenizer.decode(tokenizer.encode("a"))

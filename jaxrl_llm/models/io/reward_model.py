@@ -12,7 +12,7 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import score_head
 from jaxrl_llm.models.io.folders import DEMO_MODEL
 from jaxrl_llm.models.io.huggingface import SCORE, open_folder
-from jaxrl_llm.models.io.load import Shardings, begin_loading, folder_of_hub, logger, read_folder, settings_of
+from jaxrl_llm.models.io.load import Shardings, begin_loading, folder_of_hub, logger, read_folder, read_settings
 from jaxrl_llm.models.kinds import path_of, shown
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
@@ -61,7 +61,7 @@ def read_scoring(path_or_name: str | Path) -> tuple[Path, dict[str, Any], ModelC
     if name == DEMO_MODEL or name.endswith(".gguf"):
         raise InputError(f"{name} is a language model: give a Hugging Face folder for sequence classification")
     folder = path if os.path.isdir(path) else folder_of_hub(name)
-    raw, config = settings_of(folder)
+    raw, config = read_settings(folder)
     if SCORE not in open_folder(folder):
         named = raw.get("architectures") or ["unknown"]
         raise InputError(

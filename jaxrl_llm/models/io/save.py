@@ -14,7 +14,7 @@ from jaxrl_llm.models.families import to_hf
 from jaxrl_llm.models.io.folders import check_output, write_json, written_whole
 from jaxrl_llm.models.io.huggingface import to_tensors
 from jaxrl_llm.models.io.unread import Unread
-from jaxrl_llm.models.kinds import read_json, reason, shown
+from jaxrl_llm.models.kinds import json_object, reason, shown
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
@@ -67,7 +67,7 @@ def save_policy(
             shutil.copyfile(file, new / file.name)
         if tokenizer is not None:
             tokenizer.save_pretrained(new)
-            settings = read_json(path) if (path := new / "tokenizer_config.json").exists() else {}
+            settings = json_object(path) if (path := new / "tokenizer_config.json").exists() else {}
             if settings.get("tokenizer_class") == "TokenizersBackend":  # its name in transformers 5, which knows both
                 write_json(path, settings | {"tokenizer_class": "PreTrainedTokenizerFast"})
         for file in new.glob("*.safetensors"):  # safetensors makes them readable by the owner alone

@@ -15,11 +15,11 @@ import numpy as np
 
 from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.io.adapter_config import FILE
-from jaxrl_llm.models.io.adapter_params import outputs_of
+from jaxrl_llm.models.io.adapter_params import adapter_outputs
 from jaxrl_llm.models.io.adapters import OUTER, STACKED, WEIGHTS, as_modules
 from jaxrl_llm.models.io.folders import check_output, write_json
 from jaxrl_llm.models.io.huggingface import all_finite
-from jaxrl_llm.models.io.layout import Stored, joined
+from jaxrl_llm.models.io.layout import Stored, join_parts
 from jaxrl_llm.models.io.save import written
 from jaxrl_llm.models.io.unread import EMBED
 from jaxrl_llm.models.lora import adapters_of, own_adapters
@@ -101,7 +101,7 @@ def _module(stored: Stored, layers: Params) -> Module | None:
         outputs[weight.path] = b
     entry = reduce(getitem, stored.weights[0].path[:-1], layers)
     scale = float(entry[LORA_SCALE][stored.place[0]]) if LORA_SCALE in entry else 1.0
-    b = joined(outputs_of(stored, len(a)), outputs)
+    b = join_parts(adapter_outputs(stored, len(a)), outputs)
     return a, b if stored.tensor.outputs_first else b.T, scale
 
 

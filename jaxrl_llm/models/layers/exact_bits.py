@@ -19,7 +19,7 @@ from jaxrl_llm.core.trajectory import Array
 VECTOR = 16  # float32 numbers in a vector of 512 bits
 
 
-def scores(products: Callable[[Array, Array], Array], q: Array, k: Array) -> Array:
+def exact_scores(products: Callable[[Array, Array], Array], q: Array, k: Array) -> Array:
     """`products` of queries [..., Q, h] with keys [..., S, h], [..., Q, S]; a score does not depend on how many keys.
 
     XLA picks the order of a score's h terms by how often 2 divides the number of vectors that the keys fill: keys are

@@ -21,7 +21,7 @@ Array = jax.Array
 Layer = dict[str, Any]
 
 
-class Settings(NamedTuple):
+class PassSettings(NamedTuple):
     """What all layers of a pass have in common."""
 
     config: ModelConfig  # of the model
@@ -35,7 +35,7 @@ class Settings(NamedTuple):
     counted: Array | None = None  # bool[N, L], the tokens of which layers say what they ask of experts
 
 
-class Given(NamedTuple):
+class LayerInputs(NamedTuple):
     """What one layer gets besides states and weights; None where there is none."""
 
     memory: Any  # its own, see `attention.Attend`
@@ -53,8 +53,8 @@ class Left(NamedTuple):
 
 
 def run_layer(
-    x: Array, layer: Layer, window: Any, rope: Any, rotations: Rotations, given: Given, config: ModelConfig,
-    settings: Settings,
+    x: Array, layer: Layer, window: Any, rope: Any, rotations: Rotations, given: LayerInputs, config: ModelConfig,
+    settings: PassSettings,
 ) -> tuple[Array, Left]:  # fmt: skip
     """States [N, L, D] after the layer. window: see `Weighing`; rope: which of the rotations; config: of the layer."""
     placement = settings.placement
@@ -81,8 +81,8 @@ def run_layer(
 
 
 def _attention(
-    y: Array, layer: Layer, window: Any, rope: Any, rotations: Rotations, given: Given, config: ModelConfig,
-    settings: Settings,
+    y: Array, layer: Layer, window: Any, rope: Any, rotations: Rotations, given: LayerInputs, config: ModelConfig,
+    settings: PassSettings,
 ) -> tuple[Array, Any, tuple[Array, Array]]:  # fmt: skip
     """What attention makes of states y [N, L, D], the memory that it leaves, and its keys and values."""
     placement = settings.placement
@@ -110,7 +110,7 @@ def _added(x: Array, y: Array, weight: Array | None, config: ModelConfig) -> Arr
 
 @jax.named_scope("mlp")
 def _mlp(
-    x: Array, y: Array, layer: Layer, config: ModelConfig, settings: Settings, given: Array | None
+    x: Array, y: Array, layer: Layer, config: ModelConfig, settings: PassSettings, given: Array | None
 ) -> tuple[Array, Any]:
     """What the MLP, or experts, make of normed states y, and `Left.routing`. x: before the norm."""
     placement, record, counted = settings.placement, settings.record, settings.counted

@@ -24,7 +24,7 @@ from jaxrl_kernels.partition import dividing, mesh_of, vary_together
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.parts import accumulation_dtype, softmax, unit_norm
-from jaxrl_llm.models.layers.products import product, ragged_product
+from jaxrl_llm.models.layers.products import matrix_product, ragged_product
 from jaxrl_llm.models.layers.projections import scaled_low_rank
 from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.mesh_axes import EXPERT, TENSOR, split_spec
@@ -153,7 +153,7 @@ def _logits(x: jax.Array, layer: dict[str, Any], config: ModelConfig) -> jax.Arr
     """The router's logits of all experts [T, E], in float32."""
     if config.router_norm:
         x = unit_norm(x, config.norm_epsilon) * layer["router_norm"].astype(x.dtype) * config.hidden_size**-0.5
-    logits = product(x, layer["router"]).astype(accumulation_dtype(x.dtype))
+    logits = matrix_product(x, layer["router"]).astype(accumulation_dtype(x.dtype))
     return logits + layer["router_bias"].astype(logits.dtype) if "router_bias" in layer else logits
 
 

@@ -137,7 +137,7 @@ def _products(q: Array, k: Array) -> Array:
 def scores(q: Array, k: Array) -> Array:
     """Products of queries [..., Q, h] with keys [..., S, h], in float32: [..., Q, S]. On CPU see `exact_bits`."""
     # Few queries are those of tokens being decoded, always in the same layout: no copy of all their keys for them.
-    on_cpu = partial(exact_bits.scores, _products) if q.shape[-2] >= 16 else _products
+    on_cpu = partial(exact_bits.exact_scores, _products) if q.shape[-2] >= 16 else _products
     return jax.lax.platform_dependent(q, k, cpu=on_cpu, default=_products)
 
 

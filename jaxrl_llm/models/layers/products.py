@@ -33,7 +33,7 @@ FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting 
 BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache
 
 
-def product(x: Array, weight: quantised.Weight) -> Array:
+def matrix_product(x: Array, weight: quantised.Weight) -> Array:
     """x [M, K] times a matrix of K inputs, whose axes may be several: [M, N], in the dtype of x if it is rounded."""
     K = x.shape[1]
     if isinstance(weight, Quantised):

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.layers.products import product
+from jaxrl_llm.models.layers.products import matrix_product
 from jaxrl_llm.models.parameters import ADAPTED, LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.quantised import Weight, dense
@@ -32,7 +32,7 @@ def linear(x: Array, weight: Weight) -> Array:
     With more axes, XLA on CPU writes transposed copies of x and of the output's gradient for the weight's gradient,
     and recomputes what they are made from: a gated MLP's gradient takes 1.4 times as long.
     """
-    return product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], -1)
+    return matrix_product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], -1)
 
 
 # A policy of `jax.checkpoint` sees no products in functions that have gradients of their own, but names.

@@ -25,21 +25,21 @@ Layer = dict[str, Any]
 PARTS = 4  # of `in_parts`
 
 
-class State(NamedTuple):
+class Carried(NamedTuple):
     """What a layer carries: the last inputs of its convolution, and the state of each head."""
 
     windows: tuple[Array, ...]  # of each convolution, [N, t - 1, channels], the oldest first
     heads: Array | None = None  # [N, H, k, v], float32; None for convolutions alone
 
 
-def empty_state(config: ModelConfig, rows: int, dtype: Any) -> State:
+def empty_state(config: ModelConfig, rows: int, dtype: Any) -> Carried:
     """The state of rows that begin with nothing, of one kind of layer. dtype: of caches; of windows where floating."""
     dtype = dtype if jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize > 1 else jnp.float32
     if (delta := config.delta) is None:
-        return State((jnp.zeros((rows, config.convolution - 1, config.hidden_size), dtype),))
+        return Carried((jnp.zeros((rows, config.convolution - 1, config.hidden_size), dtype),))
     keys, values = delta.keys * delta.key, delta.values * delta.value
     windows = tuple(jnp.zeros((rows, delta.taps - 1, channels), dtype) for channels in (keys, keys, values))
-    return State(windows, jnp.zeros((rows, delta.values, delta.key, delta.value), jnp.float32))
+    return Carried(windows, jnp.zeros((rows, delta.values, delta.key, delta.value), jnp.float32))
 
 
 class Flow(NamedTuple):
@@ -63,8 +63,8 @@ def convolve(x: Array, weight: Array, before: Callable[[Array, int], Array]) -> 
 
 @jax.named_scope("delta_rule")
 def delta_mixer(
-    y: Array, layer: Layer, config: ModelConfig, flow: Flow, memory: State | None, placement: Placement = ANYWHERE
-) -> tuple[Array, State | None]:
+    y: Array, layer: Layer, config: ModelConfig, flow: Flow, memory: Carried | None, placement: Placement = ANYWHERE
+) -> tuple[Array, Carried | None]:
     """What the gated delta rule makes of states y [N, L, D], and what it carries on."""
     sizes = config.delta
     assert sizes is not None
@@ -93,7 +93,7 @@ def delta_mixer(
     out = out.reshape(*out.shape[:2], -1)
     out = project(out, layer["delta_out"], layer, "delta_out", "delta_out" in placement.joined)
     after = tuple(flow.window(x, window, sizes.taps) for x, window in zip(mixed, windows, strict=True))
-    return out, None if after[0] is None else State(after, state)
+    return out, None if after[0] is None else Carried(after, state)
 
 
 def in_parts(x: Array, weight: Weight, layer: Layer, name: str, joined: bool = False) -> Array:
@@ -111,8 +111,8 @@ def in_parts(x: Array, weight: Weight, layer: Layer, name: str, joined: bool = F
 
 @jax.named_scope("convolution")
 def convolution_mixer(
-    y: Array, layer: Layer, config: ModelConfig, flow: Flow, memory: State | None, placement: Placement = ANYWHERE
-) -> tuple[Array, State | None]:
+    y: Array, layer: Layer, config: ModelConfig, flow: Flow, memory: Carried | None, placement: Placement = ANYWHERE
+) -> tuple[Array, Carried | None]:
     """What a gated short convolution makes of states y [N, L, D], and what it carries on (LFM2)."""
     window = None if memory is None else memory.windows[0]
     gate_in, gate_out, x = (
@@ -123,7 +123,7 @@ def convolution_mixer(
     out = gate_out * flow.convolve(x, layer["conv_taps"], window)
     after = flow.window(x, window, config.convolution)
     out = project(out, layer["conv_out"], layer, "conv_out", "conv_out" in placement.joined)
-    return out, None if after is None else State((after,))
+    return out, None if after is None else Carried((after,))
 
 
 def rows_flow(length: Array) -> Flow:
@@ -219,11 +219,11 @@ def pending_flow() -> Flow:
     return Flow(_in_order, delta, lambda x, window, taps: Pending(window, x))
 
 
-def committed(state: State, count: Array) -> State:
+def committed(state: Carried, count: Array) -> Carried:
     """What a layer carries after the first `count` (int32[N]) of the tokens of a pass by `pending_flow`."""
     windows = tuple(rows_flow(count).window(new, old, old.shape[1] + 1).astype(old.dtype) for old, new in state.windows)
     if state.heads is None:
-        return State(windows)
+        return Carried(windows)
     heads, x = state.heads
     each = jax.tree.map(lambda y: jnp.moveaxis(y, 1, 0), x)
 
@@ -233,4 +233,4 @@ def committed(state: State, count: Array) -> State:
         return (number + 1, jnp.where((number < count)[:, None, None, None], after, s)), None
 
     (_, after), _ = jax.lax.scan(step, (jnp.int32(0), heads), each)
-    return State(windows, after)
+    return Carried(windows, after)

@@ -47,7 +47,7 @@ def sent_by(one: Executed, slices: Sequence[int]) -> tuple[str, int] | None:
     """
     line = one.instruction.line
     if match := _KIND.fullmatch(one.instruction.kind):
-        if one.fusion is not None and part_of(one.instruction, one.computation) in (CARRY, END):
+        if one.fusion is not None and part_of_collective(one.instruction, one.computation) in (CARRY, END):
             return None
         groups = groups_in(line, len(slices))
         kind, sent = _sent(one, match[1], bool(match[2]), groups.shape[1])
@@ -60,7 +60,7 @@ def sent_by(one: Executed, slices: Sequence[int]) -> tuple[str, int] | None:
     return None
 
 
-def part_of(one: Instruction, inside: Computation) -> str:
+def part_of_collective(one: Instruction, inside: Computation) -> str:
     """Which part of an asynchronous collective the fusion with this computation does; "" if it does all of it."""
     if _CARRIED not in one.line:
         return ""

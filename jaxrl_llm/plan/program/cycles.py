@@ -74,10 +74,10 @@ def lines_in(text: str, chip: Chip) -> list[Line]:
     """Every instruction that takes time, the dearest first."""
     found = []
     for one, times, cycles, bodies in _estimated(text):
-        found.append(Line(one.name, _kind(one, bodies), source_of(one), times * _over(cycles, chip.clock * 1e9), times))
+        found.append(Line(one.name, _kind(one, bodies), scopes_of(one), times * _over(cycles, chip.clock * 1e9), times))
     for each in executed(text):
         if KERNEL in each.instruction.line:
-            kernel, source = _declared(each.instruction), source_of(each.instruction)
+            kernel, source = _declared(each.instruction), scopes_of(each.instruction)
             found.append(Line(kernel.name, KERNELS, source, each.times * kernel.seconds(chip), each.times))
     return sorted(found, key=lambda line: -line.seconds)
 
@@ -135,7 +135,7 @@ def _declared(one: Instruction) -> Kernel:
     return Kernel(name, int(said.get("flops", 0)), int(said.get("bytes_accessed", 0)))
 
 
-def source_of(one: Instruction) -> str:
+def scopes_of(one: Instruction) -> str:
     """The scopes of an instruction without what only wraps functions; "backward" and "recomputed" in front."""
     match = _SOURCE.search(one.line)
     if match is None:

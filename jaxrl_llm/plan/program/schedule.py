@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxrl_llm.distributed.chips import NETWORK, Chip
-from jaxrl_llm.plan.program.collectives import BETWEEN, CARRY, END, START, part_of, sent_by
-from jaxrl_llm.plan.program.cycles import KERNEL, seconds_of_one, source_of
-from jaxrl_llm.plan.program.text import Computation, Executed, Instruction, called_by, computations, within
+from jaxrl_llm.plan.program.collectives import BETWEEN, CARRY, END, START, part_of_collective, sent_by
+from jaxrl_llm.plan.program.cycles import KERNEL, scopes_of, seconds_of_one
+from jaxrl_llm.plan.program.text import Computation, Executed, Instruction, called_by, computations, nested_instructions
 
 _CALLS = ("async-start", "call-start")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -100,8 +100,8 @@ class _Run:
     def inner(self, one: Instruction) -> set[str]:
         """Start and end the collectives within a fusion or an asynchronous call. Returns those that it carries on."""
         carried = set[str]()
-        for each in within(one, self.found):
-            part = part_of(each.instruction, each.computation)
+        for each in nested_instructions(one, self.found):
+            part = part_of_collective(each.instruction, each.computation)
             channel = _CHANNEL.search(each.instruction.line)
             key = f"channel {channel[1]}" if channel else each.instruction.name
             sent = sent_by(each, self.slices)
@@ -146,7 +146,7 @@ class _Run:
         self.links += seconds
         before = self.under_way.pop(key, None)  # a call may hold several
         left = seconds + (before.left if before else 0.0)
-        self.under_way[key] = _UnderWay(f"{kind}: {source_of(one)}", left, network, carried)
+        self.under_way[key] = _UnderWay(f"{kind}: {scopes_of(one)}", left, network, carried)
 
     def pass_by(self, seconds: float, carried: set[str]) -> None:
         """Work so long, beside which collectives run."""

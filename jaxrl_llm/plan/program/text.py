@@ -103,7 +103,7 @@ def _visit(found: dict[str, Computation], name: str, times: int, fusion: Instruc
             yield from _visit(found, inner, times * each, one if one.kind in APART else fusion)
 
 
-def within(one: Instruction, found: dict[str, Computation]) -> Iterator[Executed]:
+def nested_instructions(one: Instruction, found: dict[str, Computation]) -> Iterator[Executed]:
     """Every instruction that one instruction runs in computations of its own."""
     for name, times in called_by(one, found):
         yield from _visit(found, name, times, one if one.kind in APART else None)

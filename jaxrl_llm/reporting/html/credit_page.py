@@ -40,7 +40,7 @@ Text = list[tuple[int, str]]  # of a row: (position, text) of its tokens
 
 def credit_page(found: Comparison, tokens: Any, shade: str, rows: int, prompts: Sequence[str] | None) -> str:
     """See `Comparison.to_html`."""
-    texts = texts_of(found, tokens, rows)
+    texts = _texts_of(found, tokens, rows)
     if prompts is not None and (isinstance(prompts, str) or len(prompts) != len(found.group)):
         raise InputError(f"the prompts do not fit the batch: pass {len(found.group)} texts")
     values = found.pushes if shade == "push" else found.advantages
@@ -75,7 +75,7 @@ def credit_page(found: Comparison, tokens: Any, shade: str, rows: int, prompts: 
     return f'<div class="jaxrl-credit show-advantage">{style}{"".join(lines)}</div>'
 
 
-def texts_of(found: Comparison, tokens: Sequence[Sequence[str | None]] | None, rows: int) -> list[Text]:
+def _texts_of(found: Comparison, tokens: Sequence[Sequence[str | None]] | None, rows: int) -> list[Text]:
     """The texts of the first rows: those given, else by the comparison's tokenizer, else ids.
 
     Raises InputError if those given do not fit the batch.

@@ -85,7 +85,7 @@ def plot_runs(runs: str | Path | Sequence[str | Path], metrics: Sequence[str] | 
     for key in metrics or ():
         require_choice("metric", key, known)
     named = main_metrics(data) if metrics is None else [(title_of(key), key) for key in metrics]
-    return Curves(tuple(chart_of(data, key, title) for title, key in named), tuple(names_of(data)))
+    return Curves(tuple(chart_of(data, key, title) for title, key in named), tuple(folder_names(data)))
 
 
 def title_of(key: str) -> str:
@@ -103,7 +103,7 @@ def main_metrics(runs: Sequence[RunData]) -> list[tuple[str, str]]:
 
 def chart_of(runs: Sequence[RunData], key: str, title: str = "") -> Chart:
     """A metric over the steps of the runs that have it, each in the colour of its place."""
-    names = names_of(runs) if len(runs) > 1 else [""]
+    names = folder_names(runs) if len(runs) > 1 else [""]
     curves = [
         Curve(name, run.steps, run.metrics[key], colour=number)
         for number, (name, run) in enumerate(zip(names, runs, strict=True))
@@ -112,7 +112,7 @@ def chart_of(runs: Sequence[RunData], key: str, title: str = "") -> Chart:
     return curve_chart(title, key, curves, unit_of(key))
 
 
-def names_of(runs: Sequence[RunData]) -> list[str]:
+def folder_names(runs: Sequence[RunData]) -> list[str]:
     """The folders' names, with their parents' where two are alike."""
     short = [run.name for run in runs]
     return short if len(set(short)) == len(short) else [str(run.folder) for run in runs]
@@ -139,7 +139,7 @@ def pass_at_k_chart(runs: Sequence[RunData]) -> tuple[Chart, list[tuple[int, str
     run alone also its training groups in the first and last quarter of the logged steps.
     """
     curves: list[Curve] = []
-    for name, run in zip(names_of(runs), runs, strict=True):
+    for name, run in zip(folder_names(runs), runs, strict=True):
         for title, figures in run.evaluations().items():
             label = title if len(runs) == 1 else f"{name}, {title}"
             at = sorted((int(k), value) for k, value in figures["pass_at"].items())

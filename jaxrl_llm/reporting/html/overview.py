@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.reporting.html.curves import names_of
+from jaxrl_llm.reporting.html.curves import folder_names
 from jaxrl_llm.reporting.html.run_data import RunData
 from jaxrl_llm.reporting.html.verdict import change_text, held_out, outcomes, p_text, verdict, warnings
 from jaxrl_llm.reporting.statistics import paired_difference
@@ -67,7 +67,7 @@ def _against(first: RunData, other: RunData) -> dict[str, Any] | None:
     if texts[0] != texts[1]:
         return None
     difference, low, high, p = paired_difference(*found.counts)
-    names = names_of([first, other])
+    names = folder_names([first, other])
     return {
         "names": names, "total": total, "only_first": found.counts[2], "only_other": found.counts[1],
         "change": change_text(difference, low, high), "p": p_text(p), "significant": p < 0.05 and low * high > 0,

@@ -11,9 +11,9 @@ from jaxrl_llm.reporting.html.curves import (
     DARK,
     LIGHT,
     chart_of,
+    folder_names,
     histograms,
     main_metrics,
-    names_of,
     pass_at_k_chart,
     variables,
 )
@@ -31,7 +31,7 @@ from jaxrl_llm.reporting.html.shown_completions import (
 )
 from jaxrl_llm.reporting.html.timeline import timeline
 from jaxrl_llm.reporting.html.verdict import held_out
-from jaxrl_llm.reporting.prompt_table import groups_text, listed, prompt_table, tried_text
+from jaxrl_llm.reporting.prompt_table import counts_in_words, groups_text, prompt_table, tried_text
 from jaxrl_llm.utils.errors import InputError, optional_package, shown
 from jaxrl_llm.utils.storage import replace_file
 
@@ -70,7 +70,7 @@ def write_report(
     environment.filters["number"] = _show
     environment.filters["breakable"] = breakable
     context = {**_curves(runs), **(_one_run(runs[0], defaults) if len(runs) == 1 else side_by_side(runs, defaults))}
-    context |= {"title": " and ".join(names_of(runs)), "more": more or {}, "style": _style()}
+    context |= {"title": " and ".join(folder_names(runs)), "more": more or {}, "style": _style()}
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     try:
         text = environment.get_template("report.html.j2").render(script=script, **context)
@@ -115,7 +115,7 @@ def _prompts(run: RunData) -> dict[str, Any] | None:
     table = prompt_table(run)
     if table is None:
         return None
-    out = f"Left out after step {table.as_of}: {listed(table.left_out)}." if table.left_out else ""
+    out = f"Left out after step {table.as_of}: {counts_in_words(table.left_out)}." if table.left_out else ""
     return {"table": table, "note": f"{tried_text(table)}. {groups_text(table)}. {out}".strip()}
 
 

@@ -23,7 +23,7 @@ _EXAMPLES = 6  # held-out prompts of each kind of outcome
 _SQUARES = 1_000  # held-out prompts with a square of their own
 
 
-class Group(NamedTuple):
+class _Group(NamedTuple):
     """The samples of a group of a prompt in a step."""
 
     step: int
@@ -84,18 +84,18 @@ class Examples(NamedTuple):
     pairs: list[tuple[Row | None, Row | None]]
 
 
-def training_groups(rows: Iterable[Row]) -> list[Group]:
+def training_groups(rows: Iterable[Row]) -> list[_Group]:
     """The groups of the training samples, by step, in the order of the file."""
     found: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
     for row in rows:
         if row.phase == "train":
             found[row.step, row.prompt_id, row.group].append(row)
-    return sorted((Group(*key, own) for key, own in found.items()), key=lambda group: group.step)
+    return sorted((_Group(*key, own) for key, own in found.items()), key=lambda group: group.step)
 
 
-def chosen_groups(groups: Sequence[Group]) -> list[Group]:
+def chosen_groups(groups: Sequence[_Group]) -> list[_Group]:
     """Groups of some steps, evenly spaced; within a step, groups whose rewards differ come first."""
-    by_step: dict[int, list[Group]] = defaultdict(list)
+    by_step: dict[int, list[_Group]] = defaultdict(list)
     for group in groups:
         by_step[group.step].append(group)
     steps = sorted(by_step)

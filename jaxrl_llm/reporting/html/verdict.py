@@ -18,7 +18,7 @@ _MISMATCH = 0.02  # nats per token between sampler and trainer
 _FEW = 4  # steps; with fewer, start and end of a run cannot be told from chance
 
 
-class Verdict(NamedTuple):
+class _Verdict(NamedTuple):
     """The result of a run in two sentences."""
 
     kind: str  # "better", "worse", "unclear" (no significant change) or "unknown"
@@ -57,7 +57,7 @@ def held_out(run: RunData) -> Outcomes:
     return outcomes(of["eval_before"], of["eval_after"])
 
 
-def verdict(run: RunData, found: Outcomes) -> Verdict:
+def verdict(run: RunData, found: Outcomes) -> _Verdict:
     """The verdict of a run. found: its outcomes; if they are all of its held-out prompts, the test is a paired one."""
     before, after = (_figures(run.summary.get(name)) for name in ("eval_before", "eval_after"))
     if before is None or after is None:
@@ -81,9 +81,9 @@ def verdict(run: RunData, found: Outcomes) -> Verdict:
     values = f"from {_percent(before)} to {_percent(after)}"
     change = change_text(difference, low, high)
     if not significant:
-        return Verdict("unclear", f"No significant change: held-out accuracy went {values}, {change}.", detail)
+        return _Verdict("unclear", f"No significant change: held-out accuracy went {values}, {change}.", detail)
     went, kind = ("rose", "better") if difference > 0 else ("fell", "worse")
-    return Verdict(kind, f"Held-out accuracy {went} {values}: {change}, a significant change.", detail)
+    return _Verdict(kind, f"Held-out accuracy {went} {values}: {change}, a significant change.", detail)
 
 
 def warnings(run: RunData) -> list[str]:
@@ -130,7 +130,7 @@ def warnings(run: RunData) -> list[str]:
     return found
 
 
-def _without_evaluation(run: RunData, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> Verdict:
+def _without_evaluation(run: RunData, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> _Verdict:
     reward = run.metric("reward/mean")
     if before is not None or after is not None:
         known, missing = ("before", "after") if before is not None else ("after", "before")
@@ -142,7 +142,7 @@ def _without_evaluation(run: RunData, before: Mapping[str, Any] | None, after: M
         tenth = "first and last" if len(reward) < 20 else "mean of the first and of the last tenth"
         values = f"{_start(reward, 10):.3g} to {_end(reward, 10):.3g}"
         detail += f" The reward of training samples went from {values} ({tenth})."
-    return Verdict("unknown", text, detail)
+    return _Verdict("unknown", text, detail)
 
 
 def _figures(value: Any) -> Mapping[str, Any] | None:

@@ -85,7 +85,7 @@ def step_of(step: Any) -> int:
     return whole
 
 
-def number_of(name: str, value: Any) -> float | int:
+def python_number(name: str, value: Any) -> float | int:
     """A metric as a Python number; integers stay integers."""
     try:
         if isinstance(value, (str, bytes)) or getattr(value, "shape", ()) != ():

@@ -1,6 +1,6 @@
 """Experiment trackers that get copies of a run's metrics: Weights & Biases, Trackio and MLflow.
 
-Each is a `Service`: how a run of it is started, or gone on with, and what is called then. The id of its run is kept in
+Each is a `_Service`: how a run of it is started, or gone on with, and what is called then. The id of its run is kept in
 the folder of ours, so that a resumed run goes on with it.
 """
 
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm.reporting.logging.files import number_of, step_of
+from jaxrl_llm.reporting.logging.files import python_number, step_of
 from jaxrl_llm.utils.errors import InputError, missing_package, shown
 
 
@@ -26,7 +26,7 @@ class Started(NamedTuple):
     end: Callable[[], object]
 
 
-class Service(NamedTuple):
+class _Service(NamedTuple):
     """An experiment tracker."""
 
     title: str
@@ -79,11 +79,11 @@ def _mlflow(project: str, name: str, config: Mapping[str, Any], folder: str, kno
     return Started(own, log, lambda: client.set_terminated(own))
 
 
-WANDB = Service(
+WANDB = _Service(
     "Weights & Biases", "wandb", "run `wandb login`, or set WANDB_MODE=offline, or train without --wandb", _wandb
 )
-TRACKIO = Service("Trackio", "trackio", "train without --trackio", _trackio)
-MLFLOW = Service("MLflow", "mlflow", "set MLFLOW_TRACKING_URI, or train without --mlflow", _mlflow)
+TRACKIO = _Service("Trackio", "trackio", "train without --trackio", _trackio)
+MLFLOW = _Service("MLflow", "mlflow", "set MLFLOW_TRACKING_URI, or train without --mlflow", _mlflow)
 SERVICES = (WANDB, TRACKIO, MLFLOW)
 
 
@@ -95,7 +95,7 @@ class ServiceWriter:
     """
 
     def __init__(
-        self, service: Service, project: str, name: str | None, config: Mapping[str, Any],
+        self, service: _Service, project: str, name: str | None, config: Mapping[str, Any],
         folder: str | os.PathLike[str],
     ) -> None:  # fmt: skip
         check_project(service, project)
@@ -111,7 +111,7 @@ class ServiceWriter:
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Log the metrics of one step. Raises InputError for a metric that is not a scalar."""
-        self._run.log({name: number_of(name, value) for name, value in metrics.items()}, step_of(step))
+        self._run.log({name: python_number(name, value) for name, value in metrics.items()}, step_of(step))
 
     def flush(self) -> None:
         """Nothing to do: logged metrics are with the service's own process or server."""
@@ -136,7 +136,7 @@ def check_writers(tensorboard: bool, **projects: str | None) -> None:
             check_project(service, project)
 
 
-def check_project(service: Service, project: str) -> None:
+def check_project(service: _Service, project: str) -> None:
     """InputError for a name that the service does not take, and unless its package is installed."""
     if not isinstance(project, str) or len(project) > 128 or (service is not MLFLOW and set(project) & set("/\\#?%:")):
         raise InputError(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.reporting.logging.files import number_of, step_of
+from jaxrl_llm.reporting.logging.files import python_number, step_of
 from jaxrl_llm.utils.errors import InputError, naming, optional_package
 
 _HEAD, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
@@ -38,7 +38,7 @@ class TensorBoardWriter:
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write each metric as a scalar. Raises InputError for a metric that is not a scalar."""
-        scalars = {name: number_of(name, value) for name, value in metrics.items()}
+        scalars = {name: python_number(name, value) for name, value in metrics.items()}
         from tensorboardX.summary import scalar
 
         event = self._proto.Event(step=step_of(step))

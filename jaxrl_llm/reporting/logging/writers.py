@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from jaxrl_llm.reporting.logging.files import iterate_jsonl, number_of, read_json, read_jsonl, step_of, truncate_jsonl
+from jaxrl_llm.reporting.logging.files import (
+    iterate_jsonl,
+    python_number,
+    read_json,
+    read_jsonl,
+    step_of,
+    truncate_jsonl,
+)
 from jaxrl_llm.reporting.logging.tensorboard import TensorBoardWriter, read_scalars
 from jaxrl_llm.utils.errors import InputError, naming
 
@@ -54,7 +61,7 @@ class JsonlWriter:
         """Append one line. Raises InputError for a metric that is not a scalar, or is named "step"."""
         if "step" in metrics:
             raise InputError("a metric is named 'step', which is the name of the step number: rename it")
-        numbers = {name: number_of(name, metrics[name]) for name in sorted(metrics)}
+        numbers = {name: python_number(name, metrics[name]) for name in sorted(metrics)}
         values = {name: number if math.isfinite(number) else None for name, number in numbers.items()}
         line = json.dumps({"step": step_of(step), **values}, allow_nan=False) + "\n"
         with naming(self._path):

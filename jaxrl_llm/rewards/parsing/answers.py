@@ -38,12 +38,12 @@ def providing(function: Function, *names: str) -> Function:
     return function
 
 
-def whole_text(text: str) -> str | None:
+def trimmed(text: str) -> str | None:
     """The text without white space around it; None for an empty one."""
     return text.strip() or None
 
 
-def number(text: str) -> str | None:
+def final_number(text: str) -> str | None:
     """The last number of the final answer, as `number_match` reads it.
 
     >>> number("so 0.50"), number("1/2"), number("none")

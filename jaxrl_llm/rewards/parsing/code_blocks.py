@@ -16,7 +16,7 @@ _TRIES = 200  # ends of code without a fence that are tried
 _READS = {"input", "stdin", "open", "fileinput"}
 
 
-class Block(NamedTuple):
+class _Block(NamedTuple):
     """A part of a text that may be a program."""
 
     code: str
@@ -25,7 +25,7 @@ class Block(NamedTuple):
     @property
     def names(self) -> tuple[set[str], set[str]]:
         """The names that it defines, and those that it uses; none where it is no Python."""
-        if (tree := tree_of(self.code)) is None:
+        if (tree := syntax_tree(self.code)) is None:
             return set(), set()
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
         return defined(tree), used | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -41,7 +41,7 @@ def code_in(text: str, calls: Collection[str] = (), reads: bool = False) -> str:
     >>> code_in("So:\\n```python\\ndef f(x):\\n    return 1\\n```\\nExample:\\n```python\\nprint(f(1))\\n```", ["f(2)"])
     'def f(x):\\n    return 1\\n'
     """
-    found = list(blocks(text))
+    found = list(_blocks(text))
     if not found:
         tagged = last_tagged(text)
         return _unfenced(text if tagged is None else tagged)
@@ -63,7 +63,7 @@ def code_in(text: str, calls: Collection[str] = (), reads: bool = False) -> str:
     return max(reversed(parsed), key=lambda one: len(one.code)).code
 
 
-def blocks(text: str) -> Iterator[Block]:
+def _blocks(text: str) -> Iterator[_Block]:
     """The fenced blocks of a text; one that is not closed ends with the text."""
     lines, place = text.split("\n"), 0
     while place < len(lines):
@@ -95,7 +95,7 @@ def blocks(text: str) -> Iterator[Block]:
         else:
             end = []  # it ends with the text
         said = None if not kind else _PYTHON.match(kind) is not None
-        yield Block(textwrap.dedent("\n".join([*code, *end])), said)
+        yield _Block(textwrap.dedent("\n".join([*code, *end])), said)
 
 
 def defined(tree: ast.Module) -> set[str]:
@@ -124,7 +124,7 @@ def _outer(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _called(call: str) -> set[str]:
     """The names that an expression takes from the program."""
-    if (tree := tree_of(call.strip(), "eval")) is None:
+    if (tree := syntax_tree(call.strip(), "eval")) is None:
         return set()
     names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
     own = {node.id for node in names if isinstance(node.ctx, ast.Store)}
@@ -141,7 +141,7 @@ KNOWN = {
 }  # fmt: skip
 
 
-def _with_helpers(candidates: list[Block]) -> str:
+def _with_helpers(candidates: list[_Block]) -> str:
     """The last block, after those before it that define names which it lacks."""
     defines, uses = candidates[-1].names
     parts, lacks = [candidates[-1].code], uses - defines
@@ -156,7 +156,7 @@ def _with_helpers(candidates: list[Block]) -> str:
 
 def _unfenced(text: str) -> str:
     """The code in a text without fences: from a line that begins a statement to the last with which it parses."""
-    if tree_of(text) is not None:
+    if syntax_tree(text) is not None:
         return text
     lines = text.split("\n")
     starts = [n for n, line in enumerate(lines) if _BEGINS.match(line.lstrip())][:20]
@@ -167,13 +167,13 @@ def _unfenced(text: str) -> str:
             code = textwrap.dedent("\n".join(lines[start:end]))
             if tries > _TRIES or len(code) <= len(best):
                 break
-            if tree_of(code) is not None:
+            if syntax_tree(code) is not None:
                 best = code
                 break
     return best + "\n" if best else text
 
 
-def tree_of(code: str, mode: str = "exec") -> Any:
+def syntax_tree(code: str, mode: str = "exec") -> Any:
     """The syntax tree of code, with the mode "eval" of an expression; None where it is no Python."""
     try:
         return ast.parse(code, mode=mode)

@@ -68,7 +68,7 @@ def written(x):
 """
 
 
-def value_of(text: str) -> Any:
+def literal_value(text: str) -> Any:
     """The value of an expression of literals and of the constructors in `MAKERS`.
 
     >>> value_of("[Counter({'a': 1}), -math.inf, frozenset([1])]")
@@ -83,7 +83,7 @@ def value_of(text: str) -> Any:
 
 
 def built(node: ast.expr) -> Any:
-    """The value of a parsed expression; see `value_of`."""
+    """The value of a parsed expression; see `literal_value`."""
     match node:
         case ast.Constant(value=value) if value is not ...:
             return value
@@ -125,7 +125,7 @@ def _name(node: ast.expr) -> str:
 
 
 def equal(found: Any, wanted: Any, tolerance: float = 0.0, as_json: bool = False) -> bool:
-    """Whether two values that `value_of` made are equal, as Python's == says, with NaN equal to itself.
+    """Whether two values that `literal_value` made are equal, as Python's == says, with NaN equal to itself.
 
     tolerance: of floats, absolute or relative, whichever is larger. as_json: the wanted value is of a format without
     tuples, so that a list may stand for one.

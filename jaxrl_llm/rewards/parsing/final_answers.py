@@ -164,7 +164,7 @@ def last_number(text: str) -> Fraction | None:
     return _value(found[-1]) if found else None
 
 
-def number_of(text: str) -> Fraction | None:
+def numeric_value(text: str) -> Fraction | None:
     """The number that a whole text is, but for quotes, emphasis, a currency, a percent sign and a full stop.
 
     >>> number_of("**$1,234.00**"), number_of("x = 5")

@@ -125,17 +125,17 @@ def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
             return
         usual = with_usual_numbers(found) if numbers else found
         ways = [f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found, f"${as_latex(found)}$"]
-        yield from filter(None, map(parsed, dict.fromkeys(ways)))
+        yield from filter(None, map(math_verify_reading, dict.fromkeys(ways)))
         return
     said = _INLINE.sub(lambda one: f"${as_latex(one[1])}$", _end_of(after_thoughts(text)))
     usual = with_usual_numbers(said) if numbers else said
-    alone = parsed(f"${as_latex(said)}$") if _FORMULA.fullmatch(said) else []
-    if one := alone or parsed(usual) or parsed(_QUOTES.sub(" ", normalised(said))):
+    alone = math_verify_reading(f"${as_latex(said)}$") if _FORMULA.fullmatch(said) else []
+    if one := alone or math_verify_reading(usual) or math_verify_reading(_QUOTES.sub(" ", normalised(said))):
         yield one
 
 
 @functools.lru_cache(maxsize=64)
-def parsed(text: str) -> list[Any]:
+def math_verify_reading(text: str) -> list[Any]:
     """What math-verify finds in a text; empty if nothing. Its time limits, alarms of the main thread, are off."""
     from math_verify import parse
 

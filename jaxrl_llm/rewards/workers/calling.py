@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
-from jaxrl_llm.rewards.entries import joined, parsed
+from jaxrl_llm.rewards.entries import concatenate_entries, parsed_result
 from jaxrl_llm.utils.errors import error_line
 
 TRAINER_STATE, LOG_METRIC, LOG_EXTRA, ENVIRONMENTS = "trainer_state", "log_metric", "log_extra", "environments"
@@ -31,10 +31,10 @@ def all_logged(parts: Iterable[tuple[Logged, int]]) -> Logged:
     """What was logged in several calls, one after another; with each the number of its samples."""
     listed = list(parts)
     metrics = [metric for logged, _ in listed for metric in logged.metrics]
-    return Logged(metrics, joined((logged.extras, count) for logged, count in listed))
+    return Logged(metrics, concatenate_entries((logged.extras, count) for logged, count in listed))
 
 
-class Given(NamedTuple):
+class CallInfo(NamedTuple):
     """What a function gets beside its columns, as TRL passes it."""
 
     names: tuple[str, ...] = ()  # of TRAINER_STATE, LOG_METRIC and LOG_EXTRA
@@ -67,7 +67,7 @@ def _plain(value: Any) -> Any:
     return str(value)[:1000]
 
 
-class Outcome(NamedTuple):
+class CallOutcome(NamedTuple):
     """The result of a function on N samples. None and NaN mean "not scored"; `failed` samples get the default."""
 
     values: list[float]  # N, NaN where not scored or failed
@@ -85,12 +85,12 @@ class Lost(NamedTuple):
     problem: str  # in one line
     late: bool = False  # whether it exceeded a limit, of time or memory
 
-    def outcome(self, count: int) -> Outcome:
+    def outcome(self, count: int) -> CallOutcome:
         """The outcome of `count` samples that are lost."""
         nothing, all_of_them = [math.nan] * count, [True] * count
         if self.late:
-            return Outcome(nothing, [False] * count, self.problem, late=all_of_them)
-        return Outcome(nothing, all_of_them, self.problem)
+            return CallOutcome(nothing, [False] * count, self.problem, late=all_of_them)
+        return CallOutcome(nothing, all_of_them, self.problem)
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -116,8 +116,8 @@ class CallMode(NamedTuple):
 
 
 def calls(
-    function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, given: Given, how: CallMode
-) -> Iterator[Outcome | Lost]:
+    function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, given: CallInfo, how: CallMode
+) -> Iterator[CallOutcome | Lost]:
     """Call the function; the results in order. One that comes after its `seconds` is lost. Never raises."""
     if not how.each:
         yield _call(function, arguments, count, how.seconds, given)
@@ -132,7 +132,7 @@ def calls(
             continue
         import asyncio
 
-        async def all_of(ones: list[dict[str, list[Any]]] = ones) -> list[Outcome | Lost]:
+        async def all_of(ones: list[dict[str, list[Any]]] = ones) -> list[CallOutcome | Lost]:
             return await asyncio.gather(*(_call_async(function, one, how.seconds, given) for one in ones))
 
         try:
@@ -143,8 +143,8 @@ def calls(
 
 
 def _call(
-    function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, seconds: float, given: Given
-) -> Outcome | Lost:
+    function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, seconds: float, given: CallInfo
+) -> CallOutcome | Lost:
     metrics: list[tuple[str, float]] = []
     extras: dict[str, list[Any]] = {}
     start = time.monotonic()
@@ -161,7 +161,7 @@ def _call(
 
 
 async def _call_async(
-    function: Callable[..., Any], arguments: Mapping[str, list[Any]], seconds: float, given: Given
+    function: Callable[..., Any], arguments: Mapping[str, list[Any]], seconds: float, given: CallInfo
 ) -> Any:
     import asyncio
 
@@ -178,7 +178,7 @@ async def _call_async(
         return Lost(time_limit_text(seconds) if late else error_line(error), late)
 
 
-def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The function's parameters; **columns if Python has no signature, as for some built-in functions."""
     try:
         return list(inspect.signature(function).parameters.values())
@@ -198,14 +198,14 @@ def _awaited(result: Any, seconds: float) -> Any:
     return asyncio.run(within_limit())
 
 
-def _outcome(result: Any, count: int) -> Outcome:
-    values, failed, entries, problem = parsed(result, count)
-    return Outcome(values, failed, problem, entries=entries)
+def _outcome(result: Any, count: int) -> CallOutcome:
+    values, failed, entries, problem = parsed_result(result, count)
+    return CallOutcome(values, failed, problem, entries=entries)
 
 
 def reads_environments(function: Callable[..., Any]) -> bool:
     """Whether a function names `environments`, or takes **kwargs and has that word as a text, to look it up there."""
-    taken = parameters(function)
+    taken = parameters_of(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
     looks_up = code is not None and ENVIRONMENTS in code.co_consts
     return any(one.name == ENVIRONMENTS or (one.kind is one.VAR_KEYWORD and looks_up) for one in taken)
@@ -213,6 +213,6 @@ def reads_environments(function: Callable[..., Any]) -> bool:
 
 def wants_texts(function: Callable[..., Any]) -> bool:
     """Whether a function declares that its completions are texts: `completions: list[str]`, or another of texts."""
-    found = [one.annotation for one in parameters(function) if one.name == "completions"]
+    found = [one.annotation for one in parameters_of(function) if one.name == "completions"]
     text = "" if not found or found[0] is inspect.Parameter.empty else str(found[0])
     return re.search(r"\[\s*str\s*\]['\"]?$", text) is not None

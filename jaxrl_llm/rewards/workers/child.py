@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm.rewards.workers.worker import receive, send
+from jaxrl_llm.rewards.workers.worker import receive, send_value
 
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[3:]; from jaxrl_llm.rewards.workers.worker import main; "
@@ -28,19 +28,19 @@ class Child(NamedTuple):
     life: int  # write end of a pipe: the process exits when it is closed, see `worker`
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """A process did not answer; it has exited or must be killed. The message continues the words "its process"."""
 
     late = False  # whether it exceeded a limit
 
 
-class TooLarge(Ended):
+class TooLarge(ProcessEnded):
     """A process took more memory than it may."""
 
     late = True
 
 
-def start(name: str | bytes, folder: str, path: Sequence[str]) -> Child:
+def start_child(name: str | bytes, folder: str, path: Sequence[str]) -> Child:
     """Start a process that loads the function of a name, or a pickled one. folder: its own; path: its sys.path."""
     ours, its = socket.socketpair()
     other_end, life = os.pipe()
@@ -63,7 +63,7 @@ def start(name: str | bytes, folder: str, path: Sequence[str]) -> Child:
         its.close()
         os.close(other_end)
     with contextlib.suppress(OSError):  # it may have exited already, which `ask` detects
-        send(ours, name)
+        send_value(ours, name)
     return Child(process, ours, life)
 
 
@@ -80,13 +80,13 @@ def ask(child: Child, message: Any, seconds: float, memory_limit: float | None) 
 
     try:
         if message is not None:
-            send(child.connection, message, deadline)
+            send_value(child.connection, message, deadline)
         return receive(child.connection, deadline, look)
-    except (Ended, TimeoutError):
+    except (ProcessEnded, TimeoutError):
         raise
     except Exception as error:  # the connection is closed, or the reward wrote something else to it
         kill(child)
-        raise Ended(how_it_ended(child.process)) from error
+        raise ProcessEnded(how_it_ended(child.process)) from error
 
 
 def has_ended(child: Child) -> bool:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count as numbers
 from typing import Any
 
-from jaxrl_llm.rewards.entries import joined
-from jaxrl_llm.rewards.workers.calling import CallMode, Given, Lost, Outcome, all_logged, time_limit_text
+from jaxrl_llm.rewards.entries import concatenate_entries
+from jaxrl_llm.rewards.workers.calling import CallInfo, CallMode, CallOutcome, Lost, all_logged, time_limit_text
 from jaxrl_llm.rewards.workers.calling import calls as calls_of
 
 PATIENCE = 8  # limits without a scored sample, after which the rest of a batch is not tried
 GRACE = 0.25  # seconds after a limit in which a call can say itself that it was exceeded
 
 
-Calls = Callable[[Sequence[int], CallMode], Iterator[Outcome | Lost]]
+Calls = Callable[[Sequence[int], CallMode], Iterator[CallOutcome | Lost]]
 """(samples, how) -> what the calls give, in order; ends after one that did not end by itself.
 
 The function is called in a thread or in a process. No call raises, or takes much more than its limit."""
@@ -39,13 +39,13 @@ def batch_limit(limit: float, count: int) -> float:
 
 def within_limits(
     calls: Calls, count: int, limit: float, per_sample: bool = False, own_limits: bool = False
-) -> Outcome:
+) -> CallOutcome:
     """The outcome of a function on `count` samples; limit: seconds for each."""
     start, problem = time.monotonic(), ""
     limit = math.inf if own_limits else limit
     if not per_sample or not count:
         found = next(calls(range(count), CallMode(batch_limit(limit, count))))
-        if isinstance(found, Outcome):
+        if isinstance(found, CallOutcome):
             return found._replace(seconds=time.monotonic() - start)
         if count == 1:
             return found.outcome(1)._replace(seconds=time.monotonic() - start)
@@ -53,7 +53,7 @@ def within_limits(
     # Neighbours, the completions of one prompt, are apart: if all of these hang, that says nothing of the others.
     step = math.isqrt(count)
     order = [place for first in range(step) for place in range(first, count, step)]
-    parts: list[Outcome] = []
+    parts: list[CallOutcome] = []
     scored, tries = time.monotonic(), 0
     while len(parts) < count:
         if time.monotonic() - scored >= PATIENCE * limit:
@@ -61,20 +61,20 @@ def within_limits(
             parts += [Lost(why, late=True).outcome(1)] * (count - len(parts))
             break
         for one in calls(order[len(parts) :], CallMode(limit, each=True, at_once=tries == 0)):
-            if isinstance(one, Outcome):
+            if isinstance(one, CallOutcome):
                 scored = time.monotonic()
-            parts.append(one if isinstance(one, Outcome) else one.outcome(1))
+            parts.append(one if isinstance(one, CallOutcome) else one.outcome(1))
             if time.monotonic() - scored >= PATIENCE * limit:
                 break
         tries += 1
     parts = [part for _, part in sorted(zip(order, parts, strict=True), key=lambda one: one[0])]
     lost = [one.problem for one in parts if one.problem]
-    return Outcome(
+    return CallOutcome(
         [one.values[0] for one in parts],
         [one.failed[0] for one in parts],
         (lost or [problem])[0],
         time.monotonic() - start,
-        joined((one.entries, 1) for one in parts),
+        concatenate_entries((one.entries, 1) for one in parts),
         [any(one.late) for one in parts],
         all_logged((one.logged, 1) for one in parts),
     )
@@ -84,12 +84,16 @@ _NUMBERS = numbers(1)
 
 
 def thread_calls(
-    function: Callable[..., Any], arguments: Mapping[str, list[Any]], given: Given, places: Sequence[int], how: CallMode
-) -> Iterator[Outcome | Lost]:
+    function: Callable[..., Any],
+    arguments: Mapping[str, list[Any]],
+    given: CallInfo,
+    places: Sequence[int],
+    how: CallMode,
+) -> Iterator[CallOutcome | Lost]:
     """`Calls` in daemon threads of this process, which are abandoned where they do not end."""
     # Copies, because a function may modify its lists while others read theirs.
     own = {name: [column[place] for place in places] for name, column in arguments.items()}
-    results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
+    results: queue.SimpleQueue[CallOutcome | Lost] = queue.SimpleQueue()
     abandoned = threading.Event()
 
     def run() -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.rewards.workers import child
-from jaxrl_llm.rewards.workers.calling import CallMode, Given, Lost, Outcome, time_limit_text
+from jaxrl_llm.rewards.workers.calling import CallInfo, CallMode, CallOutcome, Lost, time_limit_text
 from jaxrl_llm.rewards.workers.limits import GRACE, within_limits
-from jaxrl_llm.rewards.workers.worker import Asked, Ready
+from jaxrl_llm.rewards.workers.worker import Ready, ScoreRequest
 from jaxrl_llm.utils.errors import InputError, error_line
 from jaxrl_llm.utils.starting import phase
 
@@ -31,8 +31,8 @@ class ProcessFunction:
     name: as in `get_reward`, without a weight. folder: working directory of the process, for relative paths. payload:
     the pickled function itself, which then is not looked up by its name.
 
-    `start` starts the process. It is killed by `close`, and if it exceeds its time or memory limit. After that, or if
-    it exits, the next call starts a new process, in which the function's module is loaded again. The process has
+    `start_child` starts the process. It is killed by `close`, and if it exceeds its time or memory limit. After that,
+    or if it exits, the next call starts a new process, in which the function's module is loaded again. It has
     JAX_PLATFORMS=cpu, so that a reward that uses JAX does not claim the trainer's accelerator. Its output goes to
     standard error. It exits with this process, even if this process is killed.
     """
@@ -58,7 +58,7 @@ class ProcessFunction:
         with self._lock:
             if self._worker is None:
                 try:
-                    self._worker = child.start(self._payload or self.name, self.folder, self._path)
+                    self._worker = child.start_child(self._payload or self.name, self.folder, self._path)
                 except OSError as error:
                     why = error_line(error)
                     raise InputError(f"cannot start a process for the reward {self.name!r}: {why}") from error
@@ -80,7 +80,7 @@ class ProcessFunction:
             try:
                 with phase(f"load rewards from {_source(self.name)!r}"):
                     answer = self._ask(worker, None, LOAD_LIMIT)
-            except (child.Ended, TimeoutError) as ended:
+            except (child.ProcessEnded, TimeoutError) as ended:
                 is_late = isinstance(ended, TimeoutError)
                 what = f"did not load them in {LOAD_LIMIT:g} s" if is_late else f"{ended} while it loaded them"
                 raise InputError(f"cannot load rewards from {_source(self.name)!r}: its process {what}") from ended
@@ -115,8 +115,8 @@ class ProcessFunction:
         count: int,
         limit: float,
         memory_limit: float | None = None,
-        given: Given | None = None,
-    ) -> Outcome:
+        given: CallInfo | None = None,
+    ) -> CallOutcome:
         """Call the function on `count` samples with `limit` seconds for each; see `limits`. Never raises.
 
         memory_limit: most resident bytes of the process and its children; None: half of the machine's memory.
@@ -127,7 +127,7 @@ class ProcessFunction:
                 self.load()
             except InputError as error:
                 return Lost(str(error)).outcome(count)
-            calls = partial(self._calls, arguments, memory_limit, given or Given())
+            calls = partial(self._calls, arguments, memory_limit, given or CallInfo())
             return within_limits(calls, count, limit, self.per_sample, self.own_limits)
 
     def __call__(self, completions: list[Any], **columns: list[Any]) -> list[float]:
@@ -147,10 +147,10 @@ class ProcessFunction:
         self,
         arguments: Mapping[str, list[Any]],
         memory: float | None,
-        given: Given,
+        given: CallInfo,
         places: Sequence[int],
         how: CallMode,
-    ) -> Iterator[Outcome | Lost]:
+    ) -> Iterator[CallOutcome | Lost]:
         """`limits.Calls`. A process that does not answer is ended, and its last result is `Lost`."""
         count = len(places) if how.each else 1
         columns: dict[str, bytes] = {}
@@ -163,7 +163,7 @@ class ProcessFunction:
         if self._closed:  # meanwhile: no other process is started for the samples that are left
             yield from [Lost("closed while it scored")] * len(places)
             return
-        message: Asked | None = Asked(columns, len(places), given, how)
+        message: ScoreRequest | None = ScoreRequest(columns, len(places), given, how)
         open_calls = 0  # whose answers nobody took
         try:
             worker = self.load()
@@ -179,7 +179,7 @@ class ProcessFunction:
             yield Lost(str(error))
         except TimeoutError:
             yield Lost(f"{time_limit_text(how.seconds)}; its process was ended", late=True)
-        except child.Ended as ended:
+        except child.ProcessEnded as ended:
             yield Lost("closed while it scored" if self._closed else f"its process {ended}", ended.late)
         finally:
             if open_calls:  # or they would be mistaken for those of the next message

@@ -30,11 +30,11 @@ from jaxrl_llm.rewards.workers.calling import (
     LOG_METRIC,
     REPLY_START,
     TRAINER_STATE,
-    Given,
+    CallInfo,
+    CallOutcome,
     Logged,
     Lost,
-    Outcome,
-    parameters,
+    parameters_of,
     wants_texts,
 )
 from jaxrl_llm.rewards.workers.limits import thread_calls, within_limits
@@ -149,7 +149,7 @@ def score(
         seconds[reward.name] = found.seconds
         if found.problem:
             logger.warning("reward %r %s: %s", reward.name, _lost(found, count, reward.default), found.problem)
-    total = combine(rewards, components)
+    total = weighted_reward(rewards, components)
     if count and np.isnan(total).all():
         why = "they fail, or return None or NaN" if any(failures.values()) else "they return None or NaN"
         logger.warning("no reward scored any of the %d completions: %s (%s)", count, why, ", ".join(components))
@@ -186,7 +186,7 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
         raise InputError(f"columns is {shown(columns)}, but must be a list of names")
     known = {*columns, "completions", REPLY_START, TRAINER_STATE, LOG_METRIC, LOG_EXTRA}
     for reward in rewards:
-        taken = parameters(reward.function)
+        taken = parameters_of(reward.function)
         if not taken or any(one.kind is one.POSITIONAL_ONLY and one.default is one.empty for one in taken):
             raise InputError(
                 f"reward {reward.name!r} must take completions by name: def {reward.name}(completions, **_)"
@@ -222,14 +222,14 @@ def _check(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappi
             raise InputError(f"column {name!r} needs a list of {count} values, one per completion; found {found}")
 
 
-def combine(rewards: Sequence[Reward], components: Mapping[str, np.ndarray]) -> np.ndarray:
+def weighted_reward(rewards: Sequence[Reward], components: Mapping[str, np.ndarray]) -> np.ndarray:
     """f32[N]: the weighted sum of the components that scored a sample; NaN if none did."""
     values = np.stack([components[reward.name] for reward in rewards]).astype(np.float64)  # [rewards, N]
     total = np.sum(np.array([[reward.weight] for reward in rewards]) * np.nan_to_num(values), axis=0)
     return np.where(np.isnan(values).all(axis=0), np.nan, total).astype(np.float32)
 
 
-def _entries(rewards: Sequence[Reward], outcomes: Mapping[str, Outcome], count: int) -> Entries:
+def _entries(rewards: Sequence[Reward], outcomes: Mapping[str, CallOutcome], count: int) -> Entries:
     """The entries that the functions returned, or declare to return: those of the first function with the name."""
     out: dict[str, list[Any]] = {}
     for reward in rewards:
@@ -246,7 +246,7 @@ def _entries(rewards: Sequence[Reward], outcomes: Mapping[str, Outcome], count: 
     return out
 
 
-def _lost(found: Outcome, count: int, default: float) -> str:
+def _lost(found: CallOutcome, count: int, default: float) -> str:
     failed, late = sum(found.failed), sum(found.late)
     if not failed + late:
         return f"was called again for each of {count} samples, because a call for all did not end well"
@@ -257,14 +257,14 @@ def _lost(found: Outcome, count: int, default: float) -> str:
 
 def _start(
     reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int, state: Mapping[str, Any] | None
-) -> Future[Outcome]:
+) -> Future[CallOutcome]:
     """Run the function in a daemon thread, which, unlike the pools of `concurrent.futures`, is not joined at exit."""
-    future: Future[Outcome] = Future()
+    future: Future[CallOutcome] = Future()
     function, limit = reward.function, reward.time_limit
     in_process = isinstance(function, ProcessFunction)
     names = _wanted(function, [name for name in inputs if name != ENVIRONMENTS or not in_process])
     arguments = {name: list(inputs[name]) for name in names}
-    given = Given(tuple(_wanted(function, _GIVEN, of_all=state is not None)), state or NO_STATE)
+    given = CallInfo(tuple(_wanted(function, _GIVEN, of_all=state is not None)), state or NO_STATE)
 
     def run() -> None:
         try:
@@ -285,7 +285,7 @@ def _start(
 
 def _wanted(function: Callable[..., Any], names: Iterable[str], of_all: bool = True) -> list[str]:
     """The arguments that a function names. of_all: all but REPLY_START if it takes **kwargs."""
-    takes = parameters(function)
+    takes = parameters_of(function)
     takes_all = of_all and any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes)
     named = {parameter.name for parameter in takes}
     return [name for name in names if (takes_all and name != REPLY_START) or name in named]

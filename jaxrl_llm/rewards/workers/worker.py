@@ -4,8 +4,8 @@ The trainer starts the process (see `process`), whose main program is `main`, an
 import JAX or NumPy. It has two file descriptors: a socket for messages, and the read end of a pipe that is never
 written to, whose write end the trainer keeps open.
 
-Messages are 8 bytes of length, then a pickle (`send`, `receive`). As Python values:
-    from the trainer: the reward's name; then for each call an `Asked`
+Messages are 8 bytes of length, then a pickle (`send_value`, `receive`). As Python values:
+    from the trainer: the reward's name; then for each call an `ScoreRequest`
     to the trainer: `Ready` or an error message, and WARM after some; then for each call the `Outcome` or `Lost` of all
     samples, or those of one sample after another
 """
@@ -26,7 +26,15 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.entries import provided
 from jaxrl_llm.rewards.workers import loading
-from jaxrl_llm.rewards.workers.calling import CallMode, Given, Lost, calls, parameters, reads_environments, wants_texts
+from jaxrl_llm.rewards.workers.calling import (
+    CallInfo,
+    CallMode,
+    Lost,
+    calls,
+    parameters_of,
+    reads_environments,
+    wants_texts,
+)
 from jaxrl_llm.utils.errors import error_line
 
 _LENGTH = struct.Struct(">Q")
@@ -50,12 +58,12 @@ class Ready(NamedTuple):
 WARM = "warm"  # the message of a process that has imported what its first call needs
 
 
-class Asked(NamedTuple):
+class ScoreRequest(NamedTuple):
     """What is asked for: see `calling.calls`."""
 
     columns: dict[str, bytes]  # pickled values
     number: int  # of samples
-    given: Given
+    given: CallInfo
     how: CallMode
 
 
@@ -83,28 +91,28 @@ def _serve(channel: socket.socket) -> None:
     try:
         loaded = loading.load(receive(channel))
     except Exception as error:
-        send(channel, str(error) or error_line(error))
+        send_value(channel, str(error) or error_line(error))
         return
     function = loaded.function
-    takes = [(p.name, p.kind.name, p.default is not p.empty) for p in parameters(function)]
+    takes = [(p.name, p.kind.name, p.default is not p.empty) for p in parameters_of(function)]
     try:
         gives = provided(function)
     except TypeError as error:
-        send(channel, f"cannot load rewards: {function!r}: {error}")
+        send_value(channel, f"cannot load rewards: {function!r}: {error}")
         return
     name = str(getattr(function, "__name__", type(function).__name__))
     flags = [bool(getattr(function, flag, False)) for flag in ("per_sample", "own_limits")]
     flags += [wants_texts(function), reads_environments(function), loaded.warm_up is not None]
-    send(channel, Ready(name, takes, loaded.digest, gives, *flags))
+    send_value(channel, Ready(name, takes, loaded.digest, gives, *flags))
     if loaded.warm_up is not None:
         with contextlib.suppress(Exception):  # the first call will report the problem
             loaded.warm_up()
-        send(channel, WARM)
+        send_value(channel, WARM)
     while True:
         _answer(channel, loaded.function, receive(channel))
 
 
-def _answer(channel: socket.socket, function: Callable[..., Any], asked: Asked) -> None:
+def _answer(channel: socket.socket, function: Callable[..., Any], asked: ScoreRequest) -> None:
     """Make the calls of a message and send their results."""
     arguments = {}
     for name, data in asked.columns.items():
@@ -113,10 +121,10 @@ def _answer(channel: socket.socket, function: Callable[..., Any], asked: Asked) 
         except BaseException as error:  # e.g. an object of a class that only the trainer can import
             problem = f"column {name!r} cannot be read in the reward's process: {error_line(error)}"
             for _ in range(asked.number if asked.how.each else 1):
-                send(channel, Lost(problem))
+                send_value(channel, Lost(problem))
             return
     for one in calls(function, arguments, asked.number, asked.given, asked.how):
-        send(channel, one)
+        send_value(channel, one)
 
 
 def _end_with_trainer(life: int) -> None:
@@ -131,7 +139,7 @@ def _end_with_trainer(life: int) -> None:
         os._exit(0)
 
 
-def send(connection: socket.socket, value: Any, deadline: float | None = None) -> None:
+def send_value(connection: socket.socket, value: Any, deadline: float | None = None) -> None:
     """Send a value. deadline: on the clock of time.monotonic(); None: no limit.
 
     Raises TimeoutError after the deadline, another OSError if the connection is closed.

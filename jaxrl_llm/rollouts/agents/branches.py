@@ -18,7 +18,7 @@ from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.rollouts.agents.compaction import Limits
-from jaxrl_llm.rollouts.agents.messages import after, alike, merged
+from jaxrl_llm.rollouts.agents.messages import merged, messages_after, same_messages
 from jaxrl_llm.rollouts.context import MOST_NUMBERS, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 
@@ -29,7 +29,7 @@ LAST = 4 * MOST_NUMBERS  # above all sample numbers of rows, which begin where t
 
 
 @dataclass(frozen=True)
-class Node:
+class BranchPoint:
     """A place of a row where a conversation can go on."""
 
     messages: Sequence[Message]  # the conversation until there
@@ -38,7 +38,7 @@ class Node:
     asks: bool  # whether a reply begins there; else one ended
 
 
-def number_of(one: Conversation, context: Sequence[int], more: Sequence[Message] = ()) -> int:
+def sample_number(one: Conversation, context: Sequence[int], more: Sequence[Message] = ()) -> int:
     """The sample number of a new row, which keys its noise, by what is asked alone, and not by when.
 
     context: the tokens that it begins with. more: what the conversation gets after them. Rows that are asked the same
@@ -71,7 +71,7 @@ async def go_on(
         fits = not new or await one.go_on(tools, chat, new, task, limits, greedy, anew=rest is None)
         if not fits:
             break
-        one.nodes.append(Node(whole, one.rows[-1].sample, one.rows[-1].size, True))
+        one.nodes.append(BranchPoint(whole, one.rows[-1].sample, one.rows[-1].size, True))
         waiting.append(one.rows[-1].sample)
     rows = {row.sample: _given(row, one.shared.get(row.sample, 0)) for row in one.rows}
     asking = [rows.pop(sample) for sample in waiting]
@@ -102,11 +102,11 @@ def _turned_to(one: Conversation, whole: Sequence[Message]) -> list[Message] | N
     """Make the row that a conversation goes on with the last one. Returns what it gets there: nothing where the same
     was asked before; None where no row begins so."""
     rows = {row.sample: row for row in one.rows}
-    places = list[tuple[bool, Node, list[Message]]]()
+    places = list[tuple[bool, BranchPoint, list[Message]]]()
     for node in one.nodes:
-        rest = after(node.messages, whole)
+        rest = messages_after(node.messages, whole)
         if node.asks:
-            rest = [] if alike(node.messages, whole) else None
+            rest = [] if same_messages(node.messages, whole) else None
         if rest is not None:
             places.append((rows[node.sample].size == node.size, node, rest))
     if not places:
@@ -118,7 +118,7 @@ def _turned_to(one: Conversation, whole: Sequence[Message]) -> list[Message] | N
         one.rows = [*rows.values(), row]
     else:
         shared = row.first(node.size)
-        new = replace(shared, sample=number_of(one, shared.tokens, rest))
+        new = replace(shared, sample=sample_number(one, shared.tokens, rest))
         one.shared[new.sample] = new.size
         one.rows = [*one.rows, new]
     one.messages = [*node.messages]

@@ -18,9 +18,9 @@ from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards.seen import Talk
 from jaxrl_llm.rewards.specs import ENVIRONMENT
-from jaxrl_llm.rollouts.agents.branches import Node, number_of
+from jaxrl_llm.rollouts.agents.branches import BranchPoint, sample_number
 from jaxrl_llm.rollouts.agents.compaction import Limits, Summary
-from jaxrl_llm.rollouts.agents.messages import conversation_of, guided, merged
+from jaxrl_llm.rollouts.agents.messages import conversation_of, merged, with_guidance
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
@@ -49,7 +49,7 @@ class Conversation:
     owners: list[int] = field(default_factory=list)  # of each turn: the sample number of its row
     compacting: int = 0  # how often a function was asked to compact it, whether or not that made it shorter
     asking: int = 1
-    nodes: list[Node] = field(default_factory=list)  # where it can branch; none unless it is told whole
+    nodes: list[BranchPoint] = field(default_factory=list)  # where it can branch; none unless it is told whole
     shared: dict[int, int] = field(default_factory=dict)  # by sample: tokens that a row begins with as another does
 
     @property
@@ -108,7 +108,7 @@ class Conversation:
         if self.nodes:
             asked = next(node for node in reversed(self.nodes) if node.sample == row.sample)
             self.messages = [*asked.messages]
-            self.nodes.append(Node([*asked.messages, reply.message], row.sample, row.size, False))
+            self.nodes.append(BranchPoint([*asked.messages, reply.message], row.sample, row.size, False))
         self.messages.append(reply.message)
         self.said.append(reply.message)
         self.owners.append(row.sample)
@@ -160,12 +160,14 @@ class Conversation:
         row = self.rows[-1]
         if row.size:
             before = row.first(row.size - row.segments[-1].tokens.size)
-            delta = chat.bridge(guided(seen, text), before.last[-1] if before.last else None)
+            delta = chat.bridge(with_guidance(seen, text), before.last[-1] if before.last else None)
             if delta is None:
                 return False
             longer = before + given(delta)
         else:
-            longer = replace(row, prompt=tuple(chat.begin(guided(self.messages, text)))).trained_under(row.prompt)
+            longer = replace(row, prompt=tuple(chat.begin(with_guidance(self.messages, text)))).trained_under(
+                row.prompt
+            )
         rows = [*self.rows[:-1], longer]
         if not tools.fits(longer.tokens) or self._room(rows, task, limits) < 1:
             return False
@@ -200,9 +202,11 @@ class Conversation:
     def _and_new(self, chat: ChatTurns, messages: Sequence[Message]) -> list[Episode]:
         row = self.rows[-1]
         prompt = tuple(chat.begin(messages))
-        new = Episode(prompt, row.prompt_id, number_of(self, prompt) if self.nodes else row.sample + self.stride)
+        new = Episode(prompt, row.prompt_id, sample_number(self, prompt) if self.nodes else row.sample + self.stride)
         if self.guidance:
-            new = replace(new, prompt=tuple(chat.begin(guided(messages, self.guidance)))).trained_under(new.prompt)
+            new = replace(new, prompt=tuple(chat.begin(with_guidance(messages, self.guidance)))).trained_under(
+                new.prompt
+            )
         return [*self.rows, new]
 
     async def _compacted(

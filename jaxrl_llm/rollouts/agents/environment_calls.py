@@ -10,7 +10,7 @@ from typing import Any
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.encode import is_conversation
 from jaxrl_llm.environments.copies import Replayable
-from jaxrl_llm.environments.protocol import MakeEnvironment, Observation, finite, flag
+from jaxrl_llm.environments.protocol import MakeEnvironment, Observation, finite, yes_or_no
 from jaxrl_llm.environments.tools.base import result_text
 from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
@@ -33,7 +33,7 @@ async def world_of(tools: Tools, task: Task, number: int, make: MakeEnvironment)
     The samples of a group have environments of one seed, so that their rewards can be compared: that of the row's
     column `seed`, where it has a whole number there.
     """
-    seed = seed_of(tools, task)
+    seed = _seed_of(tools, task)
     place = f"environment {number}"
     known: Replayable | None = tools.held(place)
 
@@ -45,13 +45,13 @@ async def world_of(tools: Tools, task: Task, number: int, make: MakeEnvironment)
         return seen
 
     try:
-        seen = await observed(tools, begin, name := f"{number}/reset", name=name, of=known)
+        seen = await observe(tools, begin, name := f"{number}/reset", name=name, of=known)
     except EnvironmentFailed:
-        seen = await observed(tools, begin, name := f"{number}/reset again", name=name, of=known)
+        seen = await observe(tools, begin, name := f"{number}/reset again", name=name, of=known)
     return tools.held(place), seen
 
 
-def seed_of(tools: Tools, task: Task) -> int:
+def _seed_of(tools: Tools, task: Task) -> int:
     """The seed of a group's environments, 0 to 2^31 - 1."""
     own = task.row.get("seed")
     if isinstance(own, Integral) and not isinstance(own, bool):
@@ -98,7 +98,7 @@ async def in_copy(tools: Tools, world: Replayable, replies: Sequence[Any], name:
     seen = list[Observation]()
     try:
         for number, reply in enumerate(replies):
-            seen.append(await observed(tools, copy.step, reply, name=f"{name}/{number}"))
+            seen.append(await observe(tools, copy.step, reply, name=f"{name}/{number}"))
             if seen[-1].done or seen[-1].truncated:
                 break
     except EnvironmentFailed as error:
@@ -134,7 +134,7 @@ async def answer(tools: Tools, method: Any, *arguments: Any, name: str, of: Repl
     return found
 
 
-async def observed(tools: Tools, method: Any, *arguments: Any, name: str, of: Replayable | None = None) -> Observation:
+async def observe(tools: Tools, method: Any, *arguments: Any, name: str, of: Replayable | None = None) -> Observation:
     """An observation from a method of the environment, as `answer`."""
     world: Replayable | None = getattr(method, "__self__", of)
 
@@ -160,8 +160,8 @@ def _checked(found: Observation) -> Observation:
     if cut := sum(cuts):
         info["cut_observations"] = info.get("cut_observations", 0.0) + cut
     return replace(
-        found, messages=messages, reward=finite(found.reward, "its reward"), done=flag(found.done, "its done"),
-        truncated=flag(found.truncated, "its truncated"), player=int(found.player), info=info, also=also,
+        found, messages=messages, reward=finite(found.reward, "its reward"), done=yes_or_no(found.done, "its done"),
+        truncated=yes_or_no(found.truncated, "its truncated"), player=int(found.player), info=info, also=also,
         state=None if found.state is None else str(found.state),
     )  # fmt: skip
 

@@ -179,13 +179,13 @@ def shared_nodes(rows: Sequence[Episode]) -> list[Episode]:
 
 
 @dataclass
-class Node:
+class _Node:
     """A state of the environment: that of an episode before one of its replies, or after its last."""
 
     path: Path | None = None  # an episode through it; None for the root before the first one
     turn: int = 0  # replies before it
-    parent: Node | None = None
-    children: list[Node] = field(default_factory=list)  # states after replies that were tried here, in order
+    parent: _Node | None = None
+    children: list[_Node] = field(default_factory=list)  # states after replies that were tried here, in order
     visits: int = 0
     total: float = 0.0  # the values of the episodes through it, added up
     ended: bool = False
@@ -211,7 +211,7 @@ async def scored_paths(paths: Sequence[Path]) -> list[Searched]:
     return [Searched(path, end, end.score + more) for path, end, more in zip(paths, ends, of_turns, strict=True)]
 
 
-def upper_bound(node: Node, exploration: float) -> float:
+def upper_bound(node: _Node, exploration: float) -> float:
     """The mean value of a child and exploration sqrt(ln n / n_child), n the visits of its parent (UCB1).
 
     >>> parent = Node(visits=4)
@@ -222,7 +222,7 @@ def upper_bound(node: Node, exploration: float) -> float:
     return node.total / node.visits + exploration * math.sqrt(math.log(node.parent.visits) / node.visits)
 
 
-def chosen(root: Node, width: int, exploration: float) -> Node | None:
+def _chosen(root: _Node, width: int, exploration: float) -> _Node | None:
     """Where the next episode leaves the tree; None where no state is open.
 
     From the root on to the open child with the largest `upper_bound`, the first of equal ones, until a state has been
@@ -236,15 +236,15 @@ def chosen(root: Node, width: int, exploration: float) -> Node | None:
     return node
 
 
-def grow(node: Node, path: Path, value: float) -> None:
+def _grow(node: _Node, path: Path, value: float) -> None:
     """Add the states of an episode after it left the tree at a node, and count it in all states that it went through.
 
     value: NaN counts as 0.
     """
     for turn in range(node.turn + 1, len(path.past) + 1):
-        node.children.append(Node(path, turn, node, ended=turn == len(path.past)))
+        node.children.append(_Node(path, turn, node, ended=turn == len(path.past)))
         node = node.children[-1]
-    above: Node | None = node
+    above: _Node | None = node
     while above is not None:
         above.path = path if above.path is None else above.path
         above.visits += 1
@@ -254,19 +254,19 @@ def grow(node: Node, path: Path, value: float) -> None:
 
 async def searched(
     tools: Tools, task: Task, settings: AgentSettings, episodes: int, width: int, exploration: float
-) -> tuple[list[Searched], Node]:
+) -> tuple[list[Searched], _Node]:
     """So many episodes of a task as a tree, in the order of their sample numbers, and its root.
 
-    The first `width` begin at the beginning. Each of the others leaves the tree at the `chosen` state, with a reply of
+    The first `width` begin at the beginning. Each of the others leaves the tree at the `_chosen` state, with a reply of
     its own and a copy of the environment, and is played to its end, whose states all become part of the tree. Where no
     state is open, or there can be no copy, it is an episode of its own from the beginning on.
     """
-    root, found = Node(), list[Searched]()
+    root, found = _Node(), list[Searched]()
 
-    def add(node: Node, one: Searched) -> None:
+    def add(node: _Node, one: Searched) -> None:
         found.append(one)
         if one.path.past:  # else its environment could not begin
-            grow(node, one.path, one.value)
+            _grow(node, one.path, one.value)
 
     async def fresh(number: int) -> Searched:
         return (await scored_paths([await converse(tools, task, number, settings)]))[0]
@@ -274,7 +274,7 @@ async def searched(
     for one in await gather(*map(fresh, range(min(width, episodes)))):
         add(root, one)
     for number in range(min(width, episodes), episodes):
-        node = chosen(root, width, exploration)
+        node = _chosen(root, width, exploration)
         path = None
         if node is not None and node.path is not None and node.turn:
             path = node.path.before(node.turn, number)

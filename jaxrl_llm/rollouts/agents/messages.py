@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.data.chat.encode import from_json, is_conversation
-from jaxrl_llm.data.chat.messages import text_of
+from jaxrl_llm.data.chat.encode import is_conversation, parsed_json
+from jaxrl_llm.data.chat.messages import text_of_content
 from jaxrl_llm.rollouts.program_host import FAILED
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -15,7 +15,10 @@ def merged(messages: Sequence[Message]) -> list[Message]:
     out: list[Message] = []
     for message in messages:
         if out and out[-1]["role"] == message["role"] == "user":
-            out[-1] = {**out[-1], "content": f"{text_of(out[-1]['content'])}\n\n{text_of(message['content'])}"}
+            out[-1] = {
+                **out[-1],
+                "content": f"{text_of_content(out[-1]['content'])}\n\n{text_of_content(message['content'])}",
+            }
         else:
             out.append(dict(message))
     return out
@@ -27,10 +30,10 @@ def lines_of(messages: Sequence[Message]) -> list[str]:
     >>> lines_of([{"role": "user", "content": "Go."}])
     ['user: Go.']
     """
-    return [f"{one['role']}: {text_of(one.get('content'))}" for one in messages]
+    return [f"{one['role']}: {text_of_content(one.get('content'))}" for one in messages]
 
 
-def after(said: Sequence[Message], whole: Sequence[Message]) -> list[Message] | None:
+def messages_after(said: Sequence[Message], whole: Sequence[Message]) -> list[Message] | None:
     """What a whole conversation has after what was said; None where it does not begin so, or has nothing after it.
 
     Ids of calls and thoughts do not count, nor blanks around a text.
@@ -38,22 +41,22 @@ def after(said: Sequence[Message], whole: Sequence[Message]) -> list[Message] | 
     >>> after([{"role": "user", "content": "a"}], [{"role": "user", "content": " a"}, {"role": "tool", "content": "b"}])
     [{'role': 'tool', 'content': 'b'}]
     """
-    begins = len(whole) > len(said) and alike(said, whole[: len(said)])
+    begins = len(whole) > len(said) and same_messages(said, whole[: len(said)])
     return list(whole[len(said) :]) if begins else None
 
 
-def alike(one: Sequence[Message], other: Sequence[Message]) -> bool:
-    """Whether two conversations say the same, see `after`."""
+def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
+    """Whether two conversations say the same, see `messages_after`."""
     return len(one) == len(other) and all(_essence(a) == _essence(b) for a, b in zip(one, other, strict=True))
 
 
 def _essence(message: Message) -> tuple[str, str, list[tuple[str, Any]]]:
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    read = [(str(call.get("name")), from_json(call.get("arguments"))) for call in calls]
-    return str(message["role"]), text_of(message.get("content")).strip(), read
+    read = [(str(call.get("name")), parsed_json(call.get("arguments"))) for call in calls]
+    return str(message["role"]), text_of_content(message.get("content")).strip(), read
 
 
-def guided(messages: Sequence[Message], text: str) -> list[Message]:
+def with_guidance(messages: Sequence[Message], text: str) -> list[Message]:
     """The messages with a text at the beginning of the last one, or after it where that is not a user's.
 
     >>> guided([{"role": "user", "content": "You see a door."}], "Open it.")
@@ -61,7 +64,7 @@ def guided(messages: Sequence[Message], text: str) -> list[Message]:
     """
     *others, last = messages
     if last["role"] == "user":
-        return [*others, {**last, "content": f"{text}\n\n{text_of(last['content'])}"}]
+        return [*others, {**last, "content": f"{text}\n\n{text_of_content(last['content'])}"}]
     return [*messages, {"role": "user", "content": text}]
 
 

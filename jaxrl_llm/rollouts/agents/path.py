@@ -11,12 +11,12 @@ from typing import Any
 
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.calls import Reply
-from jaxrl_llm.data.chat.encode import format_of
+from jaxrl_llm.data.chat.encode import row_format
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
-from jaxrl_llm.rollouts.agents.branches import Node, go_on
+from jaxrl_llm.rollouts.agents.branches import BranchPoint, go_on
 from jaxrl_llm.rollouts.agents.compaction import Limits
 from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.environment_calls import (
@@ -25,7 +25,7 @@ from jaxrl_llm.rollouts.agents.environment_calls import (
     copied,
     failed,
     final_rewards,
-    observed,
+    observe,
     world_of,
 )
 from jaxrl_llm.rollouts.agents.messages import messages_of
@@ -51,7 +51,7 @@ class AgentSettings:
 
     def chat(self, tokenizer: Any, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ChatTurns:
         """How the conversation of a row with these tools goes on."""
-        return ChatTurns(tokenizer, tuple(tools), format_of(self.format, row))
+        return ChatTurns(tokenizer, tuple(tools), row_format(self.format, row))
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Path:
         assert self.world is not None
         asked = self.one.asking
         try:
-            seen = await observed(self.tools, self.world.step, self.reply, name=f"{self.number}/{self.turn}")
+            seen = await observe(self.tools, self.world.step, self.reply, name=f"{self.number}/{self.turn}")
             self.seen = seen
             self.one.rewards += [0.0] * (asked - 1)  # that of the turn is of the last of its replies
             self.one.note(seen)
@@ -189,7 +189,7 @@ class Path:
             raise InputError(
                 f"{len(asked)} replies are asked for at once, but an episode has {limits.turns}: give more turns"
             )
-        one.nodes.append(Node(one.asked, one.rows[0].sample, 0, True))
+        one.nodes.append(BranchPoint(one.asked, one.rows[0].sample, 0, True))
         if asked[1:] and not await go_on(one, self.tools, self.chat, asked[1:], self.task, limits, open_rows=1):
             raise InputError(f"the {len(asked)} conversations that ask for a reply at once leave no room for one each")
 

@@ -72,11 +72,11 @@ def plan_of(
                 kind = SWITCH if said.upper() == "SWITCH" else KEEP
             if part_of_plan == "subgoal":
                 kind, subgoal = SUBGOAL if said == subgoal else NEW_SUBGOAL, said
-            kinds[places[tokens_of(tools, own, *match.span(1))]] = kind
+            kinds[places[_tokens_of(tools, own, *match.span(1))]] = kind
     return kinds.tolist(), subgoal
 
 
-def tokens_of(tools: Any, ids: Sequence[int], start: int, end: int) -> slice:
+def _tokens_of(tools: Any, ids: Sequence[int], start: int, end: int) -> slice:
     """The tokens that say the letters from `start` to before `end` of the decoded text. tools: decodes."""
 
     def letters(count: int) -> int:

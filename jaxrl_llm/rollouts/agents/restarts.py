@@ -86,7 +86,7 @@ def restarting(rollout: Rollout, share: BelowOne = 0.5, success: float = 0.0) ->
                 return await fresh(number), 0
             if own is None:
                 assert stored is not None
-                path = await followed(tools, task, settings, number, stored.replies[:turn])
+                path = await _followed(tools, task, settings, number, stored.replies[:turn])
                 taken = len(path.past)
                 return await played(path), taken
             path = own.before(turn, number)
@@ -130,7 +130,7 @@ def _left(row: Episode, taken: int, length: int, learnt: int | None = None) -> l
     return np.where(turn < taken, left, 0).astype(float).tolist()
 
 
-async def followed(
+async def _followed(
     tools: Tools, task: Task, settings: AgentSettings, number: int, replies: Sequence[Sequence[int] | str]
 ) -> Path:
     """A fresh episode after these replies, which its environment was told, or as many as it took.
@@ -207,7 +207,7 @@ def reflection_in(text: str, steps: int) -> Reflection | None:
     return Reflection(False, step, suggestion.strip()) if isinstance(suggestion, str) and suggestion.strip() else None
 
 
-def transcript(attempt: Attempt, reward: float) -> str:
+def attempt_transcript(attempt: Attempt, reward: float) -> str:
     """An episode as text: what each step saw and replied, and the reward."""
     path = attempt.path
     lines: list[str] = []
@@ -252,7 +252,7 @@ async def retried_from(first: Attempt, step: int, number: int, text: str) -> Att
     return attempt
 
 
-def rows_of(attempt: Attempt, end: Episode, told: bool = False) -> list[Episode]:
+def trained_rows(attempt: Attempt, end: Episode, told: bool = False) -> list[Episode]:
     """The rows of an episode that are trained on, with its reward. told: with the guidance of a retry, not without."""
     path, at = attempt.path, attempt.guided
     rows = finished(path.one, end, path.settings.turn_rewards)

@@ -17,13 +17,13 @@ import numpy as np
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.distributed.peers import LOST, Peer, PeerListener
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
-from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, Scene
-from jaxrl_llm.rollouts.asynchronous.session import Ended, packed
+from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Scene, StepInputs
+from jaxrl_llm.rollouts.asynchronous.session import CompleteGroup, packed
 from jaxrl_llm.rollouts.asynchronous.staleness import LOOK, Waitlist
-from jaxrl_llm.rollouts.runtime.multihost_gather import side_by_side
+from jaxrl_llm.rollouts.runtime.multihost_gather import combined_stats
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.sampling.weights.layouts import LoopOptions
-from jaxrl_llm.sampling.weights.sent import Outlet, Part, send, send_adapters
+from jaxrl_llm.sampling.weights.sent import Outlet, Part, send_adapters, send_all
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.process import interruptible, stop_if
 
@@ -39,7 +39,7 @@ class _Remote:
     outlet: Outlet | None = None
     options: LoopOptions | None = None
     groups: dict[GroupKey, tuple[GroupLog, Task]] = field(default_factory=dict)
-    complete: dict[GroupKey, Ended] = field(default_factory=dict)  # of them
+    complete: dict[GroupKey, CompleteGroup] = field(default_factory=dict)  # of them
     before: set[GroupKey] = field(default_factory=set)  # of these, those of a program whose place this one has
 
     @property
@@ -59,10 +59,10 @@ class RemoteSamplers:
         self.count, self._scene, self._waitlist = count, scene, waitlist
         self._listener, self._greeting = listener, greeting
         self._remotes = [_Remote(number) for number in range(count)]
-        self._given: Given | None = None  # of the step at hand
+        self._given: StepInputs | None = None  # of the step at hand
         self._began, self._replaced, self._open = False, False, True
 
-    def enter(self, given: Given | None, flight: Flight, until: Sequence[int | None]) -> None:
+    def enter(self, given: StepInputs | None, flight: Flight, until: Sequence[int | None]) -> None:
         """See `Samplers`. Each group goes to the one with the fewest of those that are there."""
         first, self._began = not self._began, True
         self._given = given or self._given
@@ -98,7 +98,7 @@ class RemoteSamplers:
             for name in ("decoding", "idle")
         }
         entered = [parts[number].entered[0] if number in parts else [] for number in range(self.count)]
-        stats = side_by_side([one.stats for one in parts.values()])
+        stats = combined_stats([one.stats for one in parts.values()])
         return Taken([ended[key].group for key in keys], tuple(ended[key].log for key in keys), stats, seconds, entered)
 
     def logs(self) -> Pool:
@@ -173,7 +173,7 @@ class RemoteSamplers:
         told = packed(self._given)
         self._all([one], "enter", lambda one: (told, flight, None))
 
-    def _bring(self, given: Given, to: Sequence[_Remote], adapters: bool) -> None:
+    def _bring(self, given: StepInputs, to: Sequence[_Remote], adapters: bool) -> None:
         """Send weights, each part to all programs at a time. adapters: alone, where that can be."""
 
         def part(which: Part, arrays: Any) -> None:
@@ -188,7 +188,7 @@ class RemoteSamplers:
                 "the samplers have devices of different kinds, which need different weights: give one kind"
             )
         for one in options:
-            send(self._scene.setup.policy, given.params, one, part)
+            send_all(self._scene.setup.policy, given.params, one, part)
 
     def _all(
         self, ones: Sequence[_Remote], name: str, arguments: Callable[[Any], tuple[Any, ...]]

@@ -104,7 +104,7 @@ class Asynchrony:
     turns: bool = False  # whether sampler and learner take turns, since both run programs on the same several devices
 
 
-def check_setup(setup: Experience, keep: bool) -> None:
+def check_asynchronous(setup: Experience, keep: bool) -> None:
     """InputError for a run whose sampling cannot go on beside its updates. keep: see `Asynchrony`."""
     units, what = setup.hosts.units, ""
     if setup.hosts.together > 1:

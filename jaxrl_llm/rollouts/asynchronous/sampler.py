@@ -192,7 +192,7 @@ class Sampler:
                 raise
             self._failures += 1
             logger.warning("the sampler has failed and is started again: %s", str(error).splitlines()[0][:300])
-            restart(self._run)
+            _restart(self._run)
             return False
 
     def _due(self) -> bool:
@@ -222,7 +222,7 @@ class Sampler:
         run = self._run
         groups = [self._groups.pop(key) for key in keys]
         self._told -= set(keys)
-        remove(run, groups)
+        forget_groups(run, groups)
         own = [running.stats for running in run.engines.values()]
         ended, run.stats = [one for one in run.stats if not any(one is other for other in own)], own
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
@@ -251,7 +251,7 @@ def renew(run: InFlight, driver: Driver, keep: bool = False) -> None:
             run.engines[draws] = running._replace(engine=engine, stats=stats)
 
 
-def remove(run: InFlight, groups: Sequence[GroupRun]) -> None:
+def forget_groups(run: InFlight, groups: Sequence[GroupRun]) -> None:
     """Forget groups that are complete."""
     gone = {id(group) for group in groups}
     run.groups = [group for group in run.groups if id(group) not in gone]
@@ -259,7 +259,7 @@ def remove(run: InFlight, groups: Sequence[GroupRun]) -> None:
     run.complete = [place for place, group in enumerate(run.groups) if any(group is one for _, one in run.ended)]
 
 
-def restart(run: InFlight) -> None:
+def _restart(run: InFlight) -> None:
     """Go on with new engines of the driver after those in use have failed, with the tokens that they gave."""
     note_running(run, suppress=(Exception,))
     for running in run.engines.values():

@@ -13,12 +13,12 @@ from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.sampler import Entry, Sampler, Taken
 from jaxrl_llm.rollouts.asynchronous.staleness import Waitlist
 from jaxrl_llm.rollouts.runtime.driver import Driver
-from jaxrl_llm.rollouts.runtime.engines import engines_of, weights_of
+from jaxrl_llm.rollouts.runtime.engines import engines_of, sampler_weights
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
-from jaxrl_llm.rollouts.runtime.source import begun, driver_of
+from jaxrl_llm.rollouts.runtime.source import begin_groups, driver_of
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState
-from jaxrl_llm.rollouts.runtime.sources import draw
+from jaxrl_llm.rollouts.runtime.sources import draw_prompts
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.threads import DISPATCH
@@ -26,7 +26,7 @@ from jaxrl_llm.utils.threads import DISPATCH
 Flight = Sequence[tuple[GroupLog, Task]]
 
 
-class Given(NamedTuple):
+class StepInputs(NamedTuple):
     """What the weights of a step, and all that is drawn with them, depend on besides the run's settings."""
 
     step: int
@@ -40,7 +40,7 @@ class Samplers(Protocol):
 
     count: int
 
-    def enter(self, given: Given | None, flight: Flight, until: Sequence[int | None]) -> None:
+    def enter(self, given: StepInputs | None, flight: Flight, until: Sequence[int | None]) -> None:
         """Let weights (None: those there are) and groups come in. until: by sampler, see `Entry`."""
 
     def take(self, keys: Sequence[GroupKey]) -> Taken:
@@ -59,7 +59,7 @@ class Samplers(Protocol):
         """End them."""
 
 
-class Progress(Protocol):
+class _Progress(Protocol):
     """Is told, from threads of the samplers, what becomes of groups; a `Waitlist` is one."""
 
     def ended(self, ended: Sequence[tuple[GroupRun, int]]) -> None:
@@ -77,7 +77,7 @@ class Scene(NamedTuple):
     streamed: StreamedScores
     lock: AbstractContextManager[Any] = DISPATCH  # held while engines run
 
-    def driver(self, given: Given, weights: Weights) -> Driver:
+    def driver(self, given: StepInputs, weights: Weights) -> Driver:
         """The driver of the weights of a step."""
         setup = self.setup
         groups = -(-(self.rule.bound + 1) * setup.prompts_per_step // setup.hosts.units)
@@ -94,18 +94,18 @@ class InThread:
 
     count = 1
 
-    def __init__(self, scene: Scene, progress: Progress) -> None:
+    def __init__(self, scene: Scene, progress: _Progress) -> None:
         self._scene, self._progress = scene, progress
         self._sampler: Sampler | None = None
         self._weights: Weights | None = None  # of the last step, where the next differ in adapters alone
 
-    def enter(self, given: Given | None, flight: Flight, until: Sequence[int | None]) -> None:
+    def enter(self, given: StepInputs | None, flight: Flight, until: Sequence[int | None]) -> None:
         """See `Samplers`."""
         driver = None
         if given is not None:
             setup = self._scene.setup
             with DISPATCH:
-                weights = weights_of(setup, given.params, self._weights)
+                weights = sampler_weights(setup, given.params, self._weights)
                 driver = self._scene.driver(given, weights)
             self._weights = weights if setup.frozen else None
         self.begin(driver, flight, until[0])
@@ -152,7 +152,7 @@ def new_groups(
     """
     ids, curriculum, dropped = _prompts(setup, state.curriculum, sum(counts))
     first = sum(counts[: setup.hosts.index])
-    new = begun(setup, curriculum, ids, len(ids), step, earlier)[first : first + counts[setup.hosts.index]]
+    new = begin_groups(setup, curriculum, ids, len(ids), step, earlier)[first : first + counts[setup.hosts.index]]
     return new, state._replace(curriculum=curriculum), dropped
 
 
@@ -161,7 +161,7 @@ def _prompts(setup: Experience, curriculum: Any, count: int) -> tuple[list[int],
     ids, dropped = list[int](), 0
     while len(ids) < count:
         wanted = min(setup.prompts_per_step, count - len(ids))
-        found, curriculum, lost = draw(setup.curriculum, setup.prompts, curriculum, wanted)
+        found, curriculum, lost = draw_prompts(setup.curriculum, setup.prompts, curriculum, wanted)
         if len(found) != wanted:
             raise InputError(
                 f"max_staleness is above 0, but the curriculum chose {len(found)} prompts for {wanted} groups, which "

@@ -12,17 +12,17 @@ from jaxrl_llm.distributed.peers import LOST, own_address
 from jaxrl_llm.rewards.streamed import Counted, StreamedScores
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
-from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, InThread, Scene
+from jaxrl_llm.rollouts.asynchronous.samplers import Flight, InThread, Scene, StepInputs
 from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.sampling.weights.sent import Arriving, Inlet, Offer, Part, Receiver
 from jaxrl_llm.utils.errors import InputError
-from jaxrl_llm.utils.threads import named
+from jaxrl_llm.utils.threads import error_in_words
 
 
-class Ended(NamedTuple):
+class CompleteGroup(NamedTuple):
     """A group that is complete, as its learner is told."""
 
     group: Group
@@ -37,13 +37,13 @@ class _Told:
         self._say = say
 
     def ended(self, ended: Iterable[tuple[GroupRun, int]]) -> None:
-        self._say([Ended(run.group(), run.log(), chunk) for run, chunk in ended])
+        self._say([CompleteGroup(run.group(), run.log(), chunk) for run, chunk in ended])
 
     def fail(self, error: BaseException) -> None:
         self._say(portable(error))
 
 
-class Session:
+class SamplerSession:
     """A sampler's work for one learner, until the connection ends."""
 
     def __init__(self, connection: Connection, setup: Experience, rule: Asynchrony, of: Receiver) -> None:
@@ -90,7 +90,7 @@ class Session:
         assert self._arriving is not None
         self._arriving.add(part, offer)
 
-    def on_enter(self, given: Given | None, flight: Flight, until: int | None) -> None:
+    def on_enter(self, given: StepInputs | None, flight: Flight, until: int | None) -> None:
         """See `Samplers.enter`; the weights have arrived."""
         driver = None
         if given is not None:
@@ -110,14 +110,14 @@ class Session:
         return self._thread.logs()
 
 
-def packed(given: Given) -> Given:
+def packed(given: StepInputs) -> StepInputs:
     """For another program, which has the weights otherwise: without arrays on devices."""
     key: Any = str(jax.random.key_impl(given.key)), jax.device_get(jax.random.key_data(given.key))
     state = ExperienceState(None, {}, (), given.state.drafts, dict(given.state.controls), {})
-    return Given(given.step, key, {}, state)
+    return StepInputs(given.step, key, {}, state)
 
 
-def unpacked(given: Given) -> Given:
+def unpacked(given: StepInputs) -> StepInputs:
     """The inverse of `packed`."""
     kind, data = given.key
     return given._replace(key=jax.random.wrap_key_data(data, impl=kind))
@@ -125,4 +125,4 @@ def unpacked(given: Given) -> Given:
 
 def portable(error: BaseException) -> Exception:
     """An exception that another program can raise."""
-    return InputError(str(error)) if isinstance(error, InputError) else RuntimeError(named(error))
+    return InputError(str(error)) if isinstance(error, InputError) else RuntimeError(error_in_words(error))

@@ -26,13 +26,13 @@ from jaxrl_llm.rollouts.asynchronous.rule import (
     NEVER,
     Asynchrony,
     StepOrder,
-    check_setup,
+    check_asynchronous,
     of_host,
     turns_of,
     write_order,
 )
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
-from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, InThread, Open, Samplers, Scene, new_groups
+from jaxrl_llm.rollouts.asynchronous.samplers import Flight, InThread, Open, Samplers, Scene, StepInputs, new_groups
 from jaxrl_llm.rollouts.asynchronous.staleness import (
     Ahead,
     Waiting,
@@ -45,10 +45,10 @@ from jaxrl_llm.rollouts.asynchronous.staleness import (
     taken,
 )
 from jaxrl_llm.rollouts.runtime.admission import Collected
-from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
+from jaxrl_llm.rollouts.runtime.collate import dataset_rows, mean_metrics, program_metrics, to_batch
 from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
-from jaxrl_llm.rollouts.runtime.source import continued, experience, score
+from jaxrl_llm.rollouts.runtime.source import continued_groups, experience, score_groups
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState
 from jaxrl_llm.rollouts.runtime.sources import Resampling, rollout_metrics
 from jaxrl_llm.sampling.stats import Stats
@@ -65,7 +65,7 @@ def asynchronous(setup: Experience, rule: Asynchrony, samplers: Open = InThread)
     the groups in the state's pool. A checkpoint has the logs of all groups that no step has taken, with the tokens
     drawn until then. InputError for what needs all groups of a step in that step.
     """
-    check_setup(setup, rule.keep)
+    check_asynchronous(setup, rule.keep)
     setup = beside_updates(setup, rule)
     beside = _Beside(rule, setup.hosts, samplers)
     source = experience(setup, beside.step)
@@ -136,7 +136,7 @@ class _Beside:
             self.waitlist, self.last = Waitlist(), time.perf_counter()
             self.samplers = self.open_samplers(Scene(setup, rule, self.streamed, self.lock), self.waitlist)
         with setup.clock("transfer"):
-            self._enter(Given(step, key, params, state), [*continued(setup, tuple(own)), *new])
+            self._enter(StepInputs(step, key, params, state), [*continued_groups(setup, tuple(own)), *new])
         rounds = None if setup.dynamic_sampling is None else Resampling(setup.dynamic_sampling, wanted)
         counts, parts, runs, stats = [each] * hosts.units, list[Taken](), list[dict[str, float]](), list[Stats]()
         while True:
@@ -163,7 +163,7 @@ class _Beside:
         beside = self._metrics(setup, parts, stats, StepOrder(step, missing, [], [], began))
         metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | beside
         state = state._replace(pool=())
-        return (Step(scored, rows_of(found.groups), metrics) if rounds is None else rounds.step(metrics)), state
+        return (Step(scored, dataset_rows(found.groups), metrics) if rounds is None else rounds.step(metrics)), state
 
     def _missing(self, step: int, each: int) -> list[int]:
         """The groups that come in with the weights of a step, by host."""
@@ -174,7 +174,7 @@ class _Beside:
         wanted = in_flight(step, self.ahead.steps, each, self.rule.steps)
         return [max(wanted - count, 0) for count in self.in_flight]
 
-    def _enter(self, given: Given | None, flight: Flight) -> None:
+    def _enter(self, given: StepInputs | None, flight: Flight) -> None:
         """Let weights (None: those there are) and groups come in."""
         assert self.samplers is not None
         self.entries += 1
@@ -218,7 +218,7 @@ class _Beside:
         batch_of = partial(to_batch, sampling=setup.sampling, step=step)
         with self.given_turn(), setup.clock("score"):
             if found.groups:
-                scored = score(setup, found.groups, batch_of(found.groups), self.streamed, step)
+                scored = score_groups(setup, found.groups, batch_of(found.groups), self.streamed, step)
         first = sum(counts[: hosts.index])
         places = list(range(first, first + len(found.groups)))
         own = Collected(found.groups, (), found.stats, list(range(len(places))), [], {})

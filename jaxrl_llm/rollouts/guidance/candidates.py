@@ -10,7 +10,7 @@ from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rewards.workers.loading import load_function
-from jaxrl_llm.rollouts.auxiliary_prompts import Question, also_ask, final_answer, problem_text, second_prompt
+from jaxrl_llm.rollouts.auxiliary_prompts import Question, also_ask, problem_text, second_prompt, stated_answer
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given, sampled_ids
 from jaxrl_llm.rollouts.guidance.prefixes import responses_of
@@ -107,7 +107,7 @@ def with_candidates(
         right = await taught(tools, task, random)
         teacher, student = int(random.integers(max(len(right), 1))), int(random.integers(len(texts)))
         short = await rewritten(tools, task, problem, [*texts, *right[teacher : teacher + 1]])
-        stated = [final_answer(text) for text in texts]
+        stated = [stated_answer(text) for text in texts]
         asked = {WRONG_ONES: Question(wrong_ones(problem, stated, short[: len(texts)]))}
         if right:
             asked[CONTRASTED] = Question(contrast(random, problem, short[-1], short[student]))

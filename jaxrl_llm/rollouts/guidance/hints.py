@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.rollout import Task
-from jaxrl_llm.data.chat.messages import text_of
+from jaxrl_llm.data.chat.messages import text_of_content
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -175,7 +175,7 @@ def problem_of(row: Mapping[str, Any]) -> str:
     """
     prompt = row.get("prompt")
     if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[-1], Mapping):
-        return text_of(prompt[-1].get("content"))
+        return text_of_content(prompt[-1].get("content"))
     return prompt if isinstance(prompt, str) else ""
 
 

@@ -13,7 +13,7 @@ from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.guidance.hints import texts_of
-from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked, none_succeed, repair
+from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked_episodes, none_succeed, repair
 from jaxrl_llm.rollouts.programs import program_part, scored_samples
 from jaxrl_llm.utils.errors import InputError
 
@@ -56,7 +56,7 @@ async def in_context(
     if keep is not None:
         others = [episode for episode in others if keep(episode)]
     own += await scored_samples(tools, task.prompt, range(G, 2 * G - len(own) - len(others)))
-    return marked([e.trained_under(task.prompt) for e in (*own, *others)], not examples)
+    return marked_episodes([e.trained_under(task.prompt) for e in (*own, *others)], not examples)
 
 
 @part

@@ -55,7 +55,9 @@ def succeeds(success: float = 0.0, accuracy: str | None = None) -> Succeeds:
     return test
 
 
-def marked(episodes: Sequence[Episode], unhinted: bool = False, **info: float | Sequence[float]) -> list[Episode]:
+def marked_episodes(
+    episodes: Sequence[Episode], unhinted: bool = False, **info: float | Sequence[float]
+) -> list[Episode]:
     """The episodes with `info` and info["guided"] 0 where they have no such entry, and info["unhinted"] for all."""
     known = {"guided": 0.0, **info}
     return [episode.with_info(**{**known, **episode.info, "unhinted": float(unhinted)}) for episode in episodes]
@@ -66,7 +68,7 @@ def none_succeed(succeeds: Succeeds) -> When:
     return lambda found: not any(map(succeeds, found))
 
 
-def all_succeed(succeeds: Succeeds) -> When:
+def _all_succeed(succeeds: Succeeds) -> When:
     """A condition: all samples of the group succeed."""
     return lambda found: all(map(succeeds, found))
 
@@ -87,9 +89,9 @@ async def repair(
     found = await scored_samples(tools, task.prompt, range(task.samples))
     fix = next((fix for when, fix in cases if when(found)), None)
     if fix is None or tools.first_step < start:
-        return marked(found, False, **info)
+        return marked_episodes(found, False, **info)
     fixed = await fix(tools, task, found)
-    return marked(found if fixed is None else fixed, fixed is None, **info)
+    return marked_episodes(found if fixed is None else fixed, fixed is None, **info)
 
 
 @part
@@ -135,7 +137,7 @@ def retried(
     With `harder`, info["harder"] is 1 for episodes with such a text.
     """
     expect("retried's hints", hints, Hints)
-    none, every = none_succeed(succeeds), all_succeed(succeeds)
+    none, every = none_succeed(succeeds), _all_succeed(succeeds)
     failed = none, again(hints, none, plain)
     if harder is None:
         return replace(repair(failed, start=start), name=f"retried({hints.name})", columns=hints.columns)

@@ -69,7 +69,7 @@ def win_matrix(size: int, pairs: Sequence[tuple[int, int]], wins: Array) -> Arra
     return matrix
 
 
-def win_rates(matrix: Array, itself: bool = False) -> Array:
+def row_win_rates(matrix: Array, itself: bool = False) -> Array:
     """f64[n]: the mean of each row's known entries, but its own unless `itself` (SPO, 2401.04056); NaN where none is.
 
     >>> win_rates(np.array([[0.5, 0.9, 0.2], [0.1, 0.5, 0.6], [0.8, 0.4, 0.5]])).round(2).tolist()
@@ -102,7 +102,7 @@ class PairJudge:
         means = np.asarray([mean_verdict(one) for one in verdicts], np.float64)
         return Compared(
             PairVerdicts(means[: len(pairs)], means[len(pairs) :]),
-            *counted(verdicts, self.samples), next((text for texts in said for text in texts), ""), verdicts,
+            *count_verdicts(verdicts, self.samples), next((text for texts in said for text in texts), ""), verdicts,
         )  # fmt: skip
 
 
@@ -134,13 +134,13 @@ def counts(asked: int, unparsed: int) -> dict[str, float]:
     return {"judge/asked": float(asked), "judge/unparsed": unparsed / asked if asked else math.nan}
 
 
-def counted(verdicts: Sequence[Sequence[float | None]], samples: int) -> tuple[int, int]:
+def count_verdicts(verdicts: Sequence[Sequence[float | None]], samples: int) -> tuple[int, int]:
     """How many answers were asked for, and how many of them state no verdict."""
     asked = samples * len(verdicts)
     return asked, asked - sum(one is not None for some in verdicts for one in some)
 
 
-def texts_of(tools: Tools, episodes: Sequence[Episode]) -> list[str]:
+def sampled_texts(tools: Tools, episodes: Sequence[Episode]) -> list[str]:
     """The sampled texts of episodes."""
     return [tools.decode(sampled_ids(one)) for one in episodes]
 
@@ -155,7 +155,7 @@ async def matrix_of(
     judge: PairJudge, tools: Tools, task: Task, episodes: Sequence[Episode]
 ) -> tuple[np.ndarray[Any, Any], Compared]:
     """P f64[n, n], how often each response beats each other one, and the verdicts. Equal texts are equally good."""
-    texts = texts_of(tools, episodes)
+    texts = sampled_texts(tools, episodes)
     every = list(itertools.combinations(range(len(texts)), 2))
     differ = [(i, j) for i, j in every if texts[i] != texts[j]]
     compared = await judge.compare(tools, problem_text(tools, task), task, [(texts[i], texts[j]) for i, j in differ])

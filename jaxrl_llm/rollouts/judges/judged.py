@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.data.chat.messages import text_of
+from jaxrl_llm.data.chat.messages import text_of_content
 from jaxrl_llm.rewards.judges.questions import Grading, grading
 from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
@@ -20,13 +20,13 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import (
     PairJudge,
-    counted,
+    count_verdicts,
     counts,
     matrix_of,
     mean_verdict,
     pair_judge,
-    texts_of,
-    win_rates,
+    row_win_rates,
+    sampled_texts,
 )
 from jaxrl_llm.rollouts.programs import altered, group, scored_where
 from jaxrl_llm.utils.errors import InputError, shown
@@ -110,7 +110,7 @@ def by_win_rate(judge: PairJudge | None = None) -> Judging:
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         matrix, compared = await matrix_of(own, tools, task, episodes)
         info = {OPPONENTS: (~np.isnan(matrix)).sum(1) - 1.0}
-        return Judged(win_rates(matrix).tolist(), compared.metrics, info, compared.example)
+        return Judged(row_win_rates(matrix).tolist(), compared.metrics, info, compared.example)
 
     return Judging(of_group, own.by.reference, provides=frozenset({OPPONENTS}))
 
@@ -122,7 +122,7 @@ def against_anchor(column: str = "anchor", judge: PairJudge | None = None) -> Ju
 
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         anchor = text_in(task, column)
-        pairs = [(text, anchor) for text in texts_of(tools, episodes)]
+        pairs = [(text, anchor) for text in sampled_texts(tools, episodes)]
         compared = await own.compare(tools, problem_text(tools, task), task, pairs)
         return Judged(compared.verdicts.wins.tolist(), compared.metrics, example=compared.example)
 
@@ -136,14 +136,16 @@ def by_grade(by: Answerer | str = "policy", question: Grading | None = None, sam
 
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         problem = problem_text(tools, task)
-        questions = [(asked, problem, text, "") for text in texts_of(tools, episodes)]
-        verdicts, example = await graded(who, tools, task, questions, samples)
-        return Judged([mean_verdict(one) for one in verdicts], counts(*counted(verdicts, samples)), example=example)
+        questions = [(asked, problem, text, "") for text in sampled_texts(tools, episodes)]
+        verdicts, example = await ask_grades(who, tools, task, questions, samples)
+        return Judged(
+            [mean_verdict(one) for one in verdicts], counts(*count_verdicts(verdicts, samples)), example=example
+        )
 
     return Judging(of_group, who.reference)
 
 
-async def graded(
+async def ask_grades(
     by: Answerer, tools: Tools, task: Task, asked: Sequence[tuple[Grading, str, str, str]], samples: int, first: int = 0
 ) -> tuple[list[list[float | None]], str]:
     """The verdicts of (question, problem, response, criterion), and an answer. first: see `PairJudge.compare`."""
@@ -179,7 +181,7 @@ def by_criteria(
 
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         own = fixed if column is None else criteria_of(task.row.get(column), f"prompt {task.prompt_id}, {column}")
-        texts = texts_of(tools, episodes)
+        texts = sampled_texts(tools, episodes)
         return await met_by(who, lambda one: asked, tools, task, problem_text(tools, task), own, texts, samples, every)
 
     return Judging(of_group, who.reference, () if column is None else (column,))
@@ -191,10 +193,10 @@ async def met_by(
 ) -> Judged:  # fmt: skip
     """How well responses meet criteria, see `by_criteria`, each of which has a question of its own."""
     each = [(question(one), problem, text, one.text) for text in texts for one in criteria]
-    verdicts, example = await graded(by, tools, task, each, samples, first)
+    verdicts, example = await ask_grades(by, tools, task, each, samples, first)
     marks = np.asarray([mean_verdict(one) for one in verdicts]).reshape(len(texts), len(criteria))
     scores = rubric_scores(marks, [one.weight for one in criteria], every)
-    return Judged(scores.tolist(), counts(*counted(verdicts, samples)), example=example)
+    return Judged(scores.tolist(), counts(*count_verdicts(verdicts, samples)), example=example)
 
 
 def criteria_of(value: Any, where: str) -> tuple[Criterion, ...]:
@@ -233,7 +235,7 @@ def text_in(task: Task, column: str) -> str:
     """The response in a column, a text or messages; InputError for anything else."""
     said = task.row.get(column)
     if isinstance(said, list | tuple) and said and isinstance(said[-1], Mapping) and "content" in said[-1]:
-        said = text_of(said[-1]["content"])
+        said = text_of_content(said[-1]["content"])
     if not isinstance(said, str):
         raise InputError(f"prompt {task.prompt_id} has no response in the column {column!r}: {shown(said)}")
     return said

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rollouts.agents.metrics import agent_metrics
-from jaxrl_llm.rollouts.columns import answer_tokens, filled, info_columns, teacher_tokens
+from jaxrl_llm.rollouts.columns import answer_tokens, info_columns, padded_rows, teacher_tokens
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.sampler import SamplingConfig
@@ -16,14 +16,14 @@ from jaxrl_llm.sampling.sampler import SamplingConfig
 MEASURED = ("judge/", "rollout/")  # how names of info begin that measure a group; their means are metrics
 
 
-def parts_of(one: Group) -> list[int]:
+def _parts_of(one: Group) -> list[int]:
     """The numbers of the groups that a program returned, ascending."""
     return sorted({episode.part for episode in one.episodes})
 
 
-def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def dataset_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The data set row of each group of the batch of these programs."""
-    return [dict(one.task.row) for one in groups for _ in parts_of(one)]
+    return [dict(one.task.row) for one in groups for _ in _parts_of(one)]
 
 
 def to_batch(
@@ -39,7 +39,7 @@ def to_batch(
     rows, episodes = [], [episode for one in groups for episode in one.episodes]
     first = 0
     for one in groups:
-        numbers = {part: first + place for place, part in enumerate(parts_of(one))}
+        numbers = {part: first + place for place, part in enumerate(_parts_of(one))}
         first += len(numbers)
         for episode in one.episodes:
             prompt, own, experts = episode.prompt, episode.own, episode.experts
@@ -55,9 +55,9 @@ def to_batch(
     if info := info_columns(episodes, batch.tokens.shape[1]):
         batch = batch.with_info(**info)
     if any(rewards := [episode.turn_rewards for episode in episodes]):
-        batch = batch.replace(turn_rewards=filled(rewards, 0, np.float32, 1))
+        batch = batch.replace(turn_rewards=padded_rows(rewards, 0, np.float32, 1))
     if any(keys := [episode.state_keys for episode in episodes]):
-        batch = batch.replace(state_key=filled(keys, 0, np.uint32, 1))
+        batch = batch.replace(state_key=padded_rows(keys, 0, np.uint32, 1))
     if any(episode.teacher_prompt is not None for episode in episodes):
         batch = batch.with_info(teacher_tokens=teacher_tokens(episodes))
     if any(episode.answer is not None for episode in episodes):
@@ -83,7 +83,7 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     if unhinted := [info["unhinted"] for info in firsts if "unhinted" in info]:
         out["rollout/unhinted"] = float(np.mean(unhinted))
     if any("part" in episode.info for episode in every):
-        out["rollout/parts"] = float(np.mean([len(parts_of(one)) for one in groups]))
+        out["rollout/parts"] = float(np.mean([len(_parts_of(one)) for one in groups]))
     for name in sorted({name for info in firsts for name in info if name.startswith(MEASURED)}):
         out[name] = float(np.mean([info[name] for info in firsts if name in info]))
     turns = [int(episode.turns.max(initial=-1)) + 1 for episode in every]

@@ -23,7 +23,7 @@ from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import engine_of, renewed
-from jaxrl_llm.sampling.two_model_decode import alone, beside
+from jaxrl_llm.sampling.two_model_decode import alone, paired_weights
 from jaxrl_llm.sampling.weights import Weights, apart_from, take_weights
 from jaxrl_llm.sampling.weights.adapters import of_members, replace_adapters
 from jaxrl_llm.utils.errors import InputError
@@ -31,7 +31,7 @@ from jaxrl_llm.utils.errors import InputError
 BESIDE = (LEAGUE, REFERENCE)  # entries of the parameters that are not of the policy that learns
 
 
-def weights_of(setup: Experience, params: Params, before: Weights | None = None) -> Weights:
+def sampler_weights(setup: Experience, params: Params, before: Weights | None = None) -> Weights:
     """The sampler's weights of the policy that learns. before: those of the last step."""
     policy, own = setup.policy, {name: x for name, x in params.items() if name not in BESIDE}
     found = replace_adapters(policy, before, own) if setup.frozen and before is not None else None
@@ -45,7 +45,7 @@ def engines_of(
 ) -> MakeEngine:  # fmt: skip
     """The function with which the driver builds its engines, which share the weights of each policy.
 
-    groups: in flight on this unit of hosts. weights: `weights_of` the parameters, if they are there already. Of a
+    groups: in flight on this unit of hosts. weights: `sampler_weights` the parameters, if they are there already. Of a
     rollout that asks for no sample there are no engines, nor their weights.
     """
     if setup.rollout.demands.given:
@@ -53,7 +53,7 @@ def engines_of(
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
     moving, league = params.get(REFERENCE), params.get(LEAGUE, ())
     params = {name: x for name, x in params.items() if name not in BESIDE}
-    weights = weights_of(setup, params) if weights is None else weights
+    weights = sampler_weights(setup, params) if weights is None else weights
     others: Weights | None = None
     if setup.rollout.demands.reference:
         reference = on_device(setup.reference) if moving is None else combine(params, moving)
@@ -85,7 +85,7 @@ def engines_of(
         taken = others if draws.reference and others is not None else weights
         drawing, taken = policy, alone(taken if draws.snapshot is None else of_snapshot(draws.snapshot))
         if hook is not None and hook.opponent and others is not None:
-            drawing, taken = dataclasses.replace(policy, hook=hook), beside(weights, others)
+            drawing, taken = dataclasses.replace(policy, hook=hook), paired_weights(weights, others)
         elif hook is not None:
             settings = settings._replace(state=jax.tree.map(jnp.float32, first_state(hook, state.controls)))
             drawing, taken = dataclasses.replace(policy, hook=hook), weights

@@ -112,7 +112,7 @@ class OutsideCalls:
         return True if now else False if idle and self._calls else None
 
 
-async def scored(group: GroupRun, episodes: Sequence[Episode]) -> list[Episode]:
+async def score_recorded(group: GroupRun, episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes with their rewards, which are recorded."""
     name = f"scores of {checksum([token for episode in episodes for token in episode.tokens]):08x}"
     while name in group.named:  # the same episodes, scored again
@@ -145,7 +145,7 @@ async def remembered(
         return group.recorded[name]
     group.outside += 1
     try:
-        found = as_json(name, await group.run.outside.made(asyncio.wait_for(call(), limit), known))
+        found = _as_json(name, await group.run.outside.made(asyncio.wait_for(call(), limit), known))
     except TimeoutError as error:
         why = str(error) or f"{name!r} did not answer within {limit} s"
         if not failing:
@@ -177,7 +177,7 @@ def _failed(answer: Any) -> bool:
     return isinstance(answer, dict) and set(answer) == {FAILED}
 
 
-def as_json(name: str, value: Any) -> Any:
+def _as_json(name: str, value: Any) -> Any:
     """A value as a checkpoint restores it; InputError for one that JSON cannot represent."""
     try:
         return json.loads(json.dumps(value))
@@ -231,7 +231,7 @@ def hold(groups: Sequence[GroupRun], meet: Meet) -> bool:
         error = InputError(f"programs wait for meetings of different names: {', '.join(names)}")
     elif waits and (decide := waits[0][1].decide) is not None:
         try:
-            decision = as_json(names[0], decide(values))
+            decision = _as_json(names[0], decide(values))
         except Exception as raised:
             error = raised
     for (_, one), own in zip(waits, met.own, strict=True):
@@ -251,7 +251,7 @@ async def meet_others(group: GroupRun, name: str, value: Any, decide: Decide | N
     take_name(group, name)
     if name not in group.recorded:
         held: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
-        group.meeting = Waits(name, as_json(name, value), decide, held)
+        group.meeting = Waits(name, _as_json(name, value), decide, held)
         group.run.moved()
         try:
             group.recorded[name] = list(await held)

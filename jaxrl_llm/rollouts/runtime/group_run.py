@@ -16,7 +16,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import Draws, NotDeterministicError
 from jaxrl_llm.rollouts.runtime.external_calls import Waits
-from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Held
+from jaxrl_llm.rollouts.runtime.replay_log import CallKey, GroupLog, Held, PartialSample
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
 from jaxrl_llm.sampling.routed_experts import in_order
@@ -41,12 +41,12 @@ class Ticket:
     """A call of `tools.sample` that waits for its tokens."""
 
     group: GroupRun
-    call: Call
+    call: CallKey
     context: Episode
     until: int  # most tokens after the prompt
     stop: int | None  # tokens after the prompt at which to return to the program; None: at the end
     draws: Draws
-    answered: asyncio.Future[Answer]
+    answered: asyncio.Future[PartialSample]
     fixed: tuple[int, ...] = ()  # see `Request`
 
     def request(self, segment_tokens: int) -> Request:
@@ -63,7 +63,7 @@ class Ticket:
     def note(self, completion: Completion) -> bool:
         """Store the tokens drawn, and answer the program if the call is complete. Returns whether it is."""
         tokens = completion.tokens.after(self.call.place)
-        answer = Answer(tokens, completion.ended, self._before(completion))
+        answer = PartialSample(tokens, completion.ended, self._before(completion))
         self.group.drawn[self.call] = answer
         whole = self.is_answered_by(answer)
         if whole and not self.answered.done():
@@ -79,7 +79,7 @@ class Ticket:
             return None
         return in_order(prompt, completion.prompt_experts, completion.tokens.first(self.call.place))
 
-    def is_answered_by(self, answer: Answer) -> bool:
+    def is_answered_by(self, answer: PartialSample) -> bool:
         """Whether these tokens complete the call."""
         size = self.call.place + answer.tokens.size
         return answer.ended or size >= self.until or (self.stop is not None and size >= self.stop)
@@ -93,7 +93,7 @@ class GroupRun:
     ) -> None:
         self.run, self.task, self.numbers, self.step = run, task, numbers, run.driver.step
         self.before, self.first_step, self.repeat = log, log.first_step, log.repeat
-        self.drawn: dict[Call, Answer] = dict(log.drawn)
+        self.drawn: dict[CallKey, PartialSample] = dict(log.drawn)
         self.recorded: dict[str, Any] = dict(log.recorded)
         self.resumed = held.taken() if held is not None and held.recorded == log.recorded else {}
         self.held: dict[str, Any] = dict(self.resumed)
@@ -191,7 +191,7 @@ class GroupRun:
         episodes, unfinished = [], []
         for number in sorted(newest)[: self.task.samples]:
             ticket = newest[number]
-            answer = self.drawn.get(ticket.call, Answer())
+            answer = self.drawn.get(ticket.call, PartialSample())
             whole = ticket.is_answered_by(answer)
             episode = ticket.context + answer.segment
             episodes.append(replace(episode, ended=answer.ended, truncated=whole and not answer.ended))
@@ -202,9 +202,9 @@ class GroupRun:
         )
 
     async def draw(
-        self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws, fixed: tuple[int, ...] = (),
+        self, call: CallKey, context: Episode, until: int, stop: int | None, draws: Draws, fixed: tuple[int, ...] = (),
         begun: Tokens = NO_TOKENS,
-    ) -> Answer:  # fmt: skip
+    ) -> PartialSample:  # fmt: skip
         """Tokens of a completion. until: most tokens after the episode's prompt. fixed: see `Request`.
 
         begun: tokens that it begins with.
@@ -228,13 +228,13 @@ class GroupRun:
         known = self.drawn.get(call)
         if known is None and any((old.number, old.place) == place for old in self.before.drawn):
             raise self.not_deterministic(f"sample {context.sample} continues other tokens at token {call.place}")
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[PartialSample] = asyncio.get_running_loop().create_future()
         ticket = Ticket(self, call, context, until, stop, draws, answered, fixed)
         self.asked[place] = ticket
         if known is not None and ticket.is_answered_by(known):
             ticket.answered.set_result(known)
             return known
-        self.drawn.setdefault(call, Answer(begun))
+        self.drawn.setdefault(call, PartialSample(begun))
         self.run.take(ticket)
         return await ticket.answered
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.hosts import Hosts
-from jaxrl_llm.rewards.entries import chosen
-from jaxrl_llm.rewards.entry_arrays import alike
+from jaxrl_llm.rewards.entries import entries_at
+from jaxrl_llm.rewards.entry_arrays import concatenable
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.workers.calling import Logged, all_logged
 from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine
@@ -37,7 +37,7 @@ ADDED = (
 LONGEST = ("steps", "busy_steps", "first_token", "seconds", "moved_seconds")
 
 
-class Part(NamedTuple):
+class _Part(NamedTuple):
     """What one host found. Its places are those among all groups in flight."""
 
     found: Collected
@@ -102,7 +102,7 @@ def of_all_hosts(
     at = [place for part in parts for place in part.found.left_places]
     merged = Collected(
         [groups[i] for i in order], tuple(logs[i] for i in np.argsort(at)),
-        side_by_side([part.found.stats for part in parts]), sorted(p for part in parts for p in part.found.places),
+        combined_stats([part.found.stats for part in parts]), sorted(p for part in parts for p in part.found.places),
         sorted(at), found.held,
     )  # fmt: skip
     with_groups = [part for part in parts if part.texts]
@@ -116,15 +116,15 @@ def of_all_hosts(
     if any(part.token_rewards is not None for part in with_groups):
         of_tokens: Any = _widened(with_groups, batch.tokens.shape[1])[rows]
         batch = batch.replace(token_rewards=of_tokens)
-    parted = alike([(part.entries, len(part.texts)) for part in with_groups])
+    parted = concatenable([(part.entries, len(part.texts)) for part in with_groups])
     entries: Any = {name: np.concatenate([one[name] for one in parted])[rows] for name in parted[0]}
     batch = batch.with_info(**entries) if entries else batch
     logged = all_logged((part.logged, len(part.texts)) for part in parts)
-    logged = logged._replace(extras=chosen(logged.extras, rows.tolist()))
+    logged = logged._replace(extras=entries_at(logged.extras, rows.tolist()))
     return merged, Scored(batch, [texts[i] for i in rows], failures, tuple(entries), logged)
 
 
-def _widened(parts: Sequence[Part], width: int) -> np.ndarray:
+def _widened(parts: Sequence[_Part], width: int) -> np.ndarray:
     """The `token_rewards` of all hosts f32[rows, width]; 0 on hosts without."""
     out = []
     for part in parts:
@@ -133,18 +133,18 @@ def _widened(parts: Sequence[Part], width: int) -> np.ndarray:
     return np.concatenate(out)
 
 
-def _part(found: Collected, scored: Scored | None) -> Part:
+def _part(found: Collected, scored: Scored | None) -> _Part:
     if scored is None:
-        return Part(found, [], np.zeros(0, np.float32), {}, {})
+        return _Part(found, [], np.zeros(0, np.float32), {}, {})
     batch = scored.batch
     rewards = {name: np.asarray(x) for name, x in (batch.rewards or {}).items()}
     entries = {name: np.asarray(batch.need(name)) for name in scored.entries}
     reward = np.asarray(batch.need("reward"))
     of_tokens = None if batch.token_rewards is None else np.asarray(batch.token_rewards)
-    return Part(found, scored.texts, reward, rewards, scored.failures, entries, of_tokens, scored.logged)
+    return _Part(found, scored.texts, reward, rewards, scored.failures, entries, of_tokens, scored.logged)
 
 
-def side_by_side(runs: Sequence[Sequence[Stats]]) -> list[Stats]:
+def combined_stats(runs: Sequence[Sequence[Stats]]) -> list[Stats]:
     """The counts of engines that ran at the same time, one list for each host: added up, or the longest."""
     out = []
     for number in range(max(map(len, runs), default=0)):

@@ -36,11 +36,11 @@ def demonstrations(
     def following(state: Any, params: Any, key: Any, step: int) -> tuple[Step, Any]:
         ids, state = curriculum.select(state, batch_size)
         lines = [
-            BatchRow(encoded[i][0], tokens_of(encoded[i][1]), False, int(i), group)
+            BatchRow(encoded[i][0], _tokens_of(encoded[i][1]), False, int(i), group)
             for group, i in enumerate(ids.tolist())
         ]
         texts = [encoded[i][2] for i in ids]
-        return Step(scored(lines, np.ones(len(ids), np.float32), texts), [dict(rows[i]) for i in ids], {}), state
+        return Step(_scored(lines, np.ones(len(ids), np.float32), texts), [dict(rows[i]) for i in ids], {}), state
 
     def load(saved: Any, arrays: Any) -> Any:
         curriculum.select(saved["curriculum"], 0)  # for its own check
@@ -77,11 +77,11 @@ def trajectories(path: Path, tokenizer: Any, groups_per_step: int) -> Source:
         for place, number in enumerate(chosen):
             for entry in whole[number]:
                 ids, logp = np.asarray(entry["completion"], np.int32), np.asarray(entry["logp"], np.float32)
-                lines.append(BatchRow(entry["prompt"], tokens_of(ids, logp), False, number, place))
+                lines.append(BatchRow(entry["prompt"], _tokens_of(ids, logp), False, number, place))
         texts = [tokenizer.decode(entry["completion"], skip_special_tokens=True) for entry in entries]
         rewards = np.asarray([entry["reward"] for entry in entries], np.float32)
         rows = [{"prompt": tokenizer.decode(whole[number][0]["prompt"])} for number in chosen]
-        return Step(scored(lines, rewards, texts), rows, {})
+        return Step(_scored(lines, rewards, texts), rows, {})
 
     def load(saved: Any, arrays: Any) -> Any:
         return ()
@@ -89,14 +89,14 @@ def trajectories(path: Path, tokenizer: Any, groups_per_step: int) -> Source:
     return Source(lambda: (), lambda state, params, key, step: (batch(step), state), lambda state: ({}, {}), load)
 
 
-def tokens_of(ids: np.ndarray, logp: np.ndarray | None = None) -> Tokens:
+def _tokens_of(ids: np.ndarray, logp: np.ndarray | None = None) -> Tokens:
     """`Tokens` from token ids and, if known, their log-probabilities; everything else is 0."""
     zeros = np.zeros(ids.shape, np.float32)
     floor, logp = np.full(ids.shape, -np.inf, np.float32), zeros if logp is None else logp
     return Tokens(ids, logp, zeros, floor, logp, np.zeros(ids.shape, np.int32))
 
 
-def scored(rows: Sequence[BatchRow], reward: np.ndarray, texts: list[str]) -> Scored:
+def _scored(rows: Sequence[BatchRow], reward: np.ndarray, texts: list[str]) -> Scored:
     """The rows as a batch with their rewards f32[N]."""
     batch = assemble(rows, 1.0, False)
     return Scored(batch.replace(reward=reward, rewards={}), texts, {})

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.rollouts.episode import Segment
-from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens, joined
+from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens, concatenate_tokens
 
 
-class Call(NamedTuple):
+class CallKey(NamedTuple):
     """The identity of a call of `tools.sample` within a group."""
 
     number: int  # sample number
@@ -20,7 +20,7 @@ class Call(NamedTuple):
     context: int  # checksum of all tokens before the call
 
 
-class Answer(NamedTuple):
+class PartialSample(NamedTuple):
     """The tokens that a call of `tools.sample` has drawn so far."""
 
     tokens: Tokens = NO_TOKENS
@@ -40,7 +40,7 @@ class GroupLog(NamedTuple):
     prompt_id: int  # row of the data set
     samples: int
     first_step: int  # training step in which it started
-    drawn: Mapping[Call, Answer] = {}
+    drawn: Mapping[CallKey, PartialSample] = {}
     recorded: Mapping[str, Any] = {}  # scores and answers of external calls, JSON values by name
     repeat: int = 0  # number among the groups of the prompt that started in this step
 
@@ -78,7 +78,7 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
     """The pool as flat arrays, for a checkpoint. `from_arrays` restores it bit for bit."""
     answers = [answer for log in pool for answer in log.drawn.values()]
     calls = [call for log in pool for call in log.drawn]
-    tokens = joined([answer.tokens for answer in answers] or [NO_TOKENS])
+    tokens = concatenate_tokens([answer.tokens for answer in answers] or [NO_TOKENS])
     columns = {name: x for name, x in tokens._asdict().items() if x is not None}
     before = {} if tokens.experts is None else _before(answers)
     recorded = json.dumps([dict(log.recorded) for log in pool]).encode()
@@ -86,7 +86,7 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
         "prompt_length": [len(log.prompt) for log in pool],
         **{name: [getattr(log, name) for log in pool] for name in ("prompt_id", "samples", "first_step", "repeat")},
         "calls": [len(log.drawn) for log in pool],
-        **{name: [getattr(call, name) for call in calls] for name in Call._fields},
+        **{name: [getattr(call, name) for call in calls] for name in CallKey._fields},
         "length": [answer.tokens.size for answer in answers],
         "ended": [int(answer.ended) for answer in answers],
     }
@@ -99,7 +99,7 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
     }
 
 
-def _before(answers: Sequence[Answer]) -> dict[str, np.ndarray]:
+def _before(answers: Sequence[PartialSample]) -> dict[str, np.ndarray]:
     """The `before` of answers as arrays: one after another, and the length of each, -1 where it has none."""
     known = [answer.before for answer in answers if answer.before is not None]
     if not known:
@@ -117,14 +117,14 @@ def from_arrays(arrays: Mapping[str, np.ndarray]) -> Pool:
     until = np.cumsum(np.maximum(before, 0))
     everything = Tokens(*(arrays.get(name) for name in Tokens._fields))  # type: ignore[arg-type]
     answers = [
-        Answer(
+        PartialSample(
             Tokens(*(None if x is None else np.array(x[end - length : end]) for x in everything)),  # type: ignore[arg-type]
             bool(ended), None if size < 0 else np.array(arrays["before"][stop - size : stop]),
         )
         for end, length, ended, size, stop in zip(ends, arrays["length"], arrays["ended"], before, until, strict=True)
     ]  # fmt: skip
-    names = zip(*(arrays[name].tolist() for name in Call._fields), strict=True)
-    calls = [Call(*numbers) for numbers in names]
+    names = zip(*(arrays[name].tolist() for name in CallKey._fields), strict=True)
+    calls = [CallKey(*numbers) for numbers in names]
     recorded = json.loads(bytes(arrays["recorded"]))
     pool, prompt, first = [], 0, 0
     for i, (length, count) in enumerate(zip(arrays["prompt_length"], arrays["calls"], strict=True)):

@@ -20,7 +20,7 @@ from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.program_host import MakeEngine
 from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
-from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
+from jaxrl_llm.rollouts.runtime.collate import dataset_rows, mean_metrics, program_metrics, to_batch
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of
 from jaxrl_llm.rollouts.runtime.group_run import Group
@@ -30,10 +30,10 @@ from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState, check_setup, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import (
     Resampling,
-    draw,
-    replayed,
+    draw_prompts,
     rollout_metrics,
     window_metrics,
+    with_replay,
     without_references,
 )
 from jaxrl_llm.sampling.batch import completion_ids
@@ -77,7 +77,7 @@ def experience(setup: Experience, step_of: StepOf | None = None) -> Source:
         if setup.curriculum.columns is not None:
             found = without_references(found)
         found = found._replace(metrics=found.metrics | setup.curriculum.metrics(curriculum))
-        found, replay = replayed(setup.replay, state.replay, found, key, step, setup.prompts)
+        found, replay = with_replay(setup.replay, state.replay, found, key, step, setup.prompts)
         return found, state._replace(replay=replay, curriculum=curriculum)
 
     def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
@@ -107,15 +107,15 @@ def _complete_step(
     runs, stats, dropped = list[dict[str, float]](), list[Stats](), 0
     while True:
         round_key = jax.random.fold_in(key, len(runs)) if runs else key
-        ids, curriculum, lost = draw(setup.curriculum, setup.prompts, state.curriculum, wanted)
+        ids, curriculum, lost = draw_prompts(setup.curriculum, setup.prompts, state.curriculum, wanted)
         state, dropped = state._replace(curriculum=curriculum), dropped + lost
-        flight = begun(setup, state.curriculum, ids, wanted, step)
+        flight = begin_groups(setup, state.curriculum, ids, wanted, step)
         found, scored = _round(setup, flight, Rule(), params, round_key, step, state)
         stats += found.stats
         runs.append(program_metrics(found.groups))
         metrics = rollout_metrics(stats, dropped) | mean_metrics(runs)
         if rounds is None:
-            return Step(scored, rows_of(found.groups), metrics), state
+            return Step(scored, dataset_rows(found.groups), metrics), state
         rounds.add(found.groups, scored)
         if not rounds.missing:
             return rounds.step(metrics), state
@@ -126,8 +126,8 @@ def _partial_step(
 ) -> tuple[Step, ExperienceState]:
     strategy = setup.partial or Partial()
     wanted, new = setup.prompts_per_step, strategy.in_flight(setup.prompts_per_step) - len(state.pool)
-    ids, curriculum, dropped = draw(setup.curriculum, setup.prompts, state.curriculum, new)
-    flight = continued(setup, state.pool) + begun(setup, curriculum, ids, new, step)
+    ids, curriculum, dropped = draw_prompts(setup.curriculum, setup.prompts, state.curriculum, new)
+    flight = continued_groups(setup, state.pool) + begin_groups(setup, curriculum, ids, new, step)
     segment, windows = strategy.segment_tokens, strategy.train_unfinished
     rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
     found, scored = _round(setup, flight, rule, params, key, step, state)
@@ -144,15 +144,15 @@ def _partial_step(
         "rollout/pool": float(len(found.left)),
     }
     state = state._replace(curriculum=curriculum, pool=found.left, held=found.held)
-    return Step(scored, rows_of(found.groups), metrics), state
+    return Step(scored, dataset_rows(found.groups), metrics), state
 
 
-def continued(setup: Experience, pool: Pool) -> list[tuple[GroupLog, Task]]:
+def continued_groups(setup: Experience, pool: Pool) -> list[tuple[GroupLog, Task]]:
     """The groups of a pool, which go on."""
     return [(log, _task(setup, log)) for log in pool]
 
 
-def begun(
+def begin_groups(
     setup: Experience, curriculum: Any, ids: list[int], wanted: int, step: int, earlier: Iterable[int] = ()
 ) -> list[tuple[GroupLog, Task]]:
     """Groups of these prompts, which begin in this step. wanted: as many samples as so many groups have.
@@ -216,7 +216,7 @@ def _round(
             batch = batch_of(found.groups) if found.groups else None
         with setup.clock("score"):
             if batch is not None:
-                scored = score(setup, found.groups, batch, streamed, step)
+                scored = score_groups(setup, found.groups, batch, streamed, step)
     if hosts.count == 1:
         assert scored is not None  # a step trains on one group at least
         return found, scored
@@ -240,7 +240,7 @@ def driver_of(
     )  # fmt: skip
 
 
-def score(
+def score_groups(
     setup: Experience, groups: Sequence[Group], batch: Trajectories, streamed: StreamedScores, step: int
 ) -> Scored:
     """The batch with its rewards, some of which may be known already; those of failed groups are the defaults."""
@@ -252,7 +252,7 @@ def score(
 def _scored(
     setup: Experience, groups: Sequence[Group], batch: Trajectories, streamed: StreamedScores, step: int
 ) -> Scored:
-    rows = rows_of(groups)
+    rows = dataset_rows(groups)
     episodes = [episode for one in groups for episode in one.episodes]
     goes_on = (batch.info or {}).get("unfinished")
     if any(episode.reward is not None for episode in episodes):

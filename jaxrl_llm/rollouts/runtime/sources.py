@@ -16,7 +16,7 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.data.stream import PromptStream
 from jaxrl_llm.replay.buffers import take, to_rows, to_scored
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, some_rows
-from jaxrl_llm.rollouts.runtime.collate import rows_of
+from jaxrl_llm.rollouts.runtime.collate import dataset_rows
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
@@ -43,7 +43,7 @@ def same_prompts(ids: np.ndarray) -> Curriculum:
     return Curriculum(lambda: 0, lambda state, count: (ids, state), lambda state, step: state)
 
 
-def draw(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -> tuple[list[int], State, int]:
+def draw_prompts(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -> tuple[list[int], State, int]:
     """(ids of `count` prompts, the curriculum's state after them, number of prompts dropped among them).
 
     Prompts that are read as they are drawn may be dropped (too long, or held out): the next ones of the curriculum take
@@ -85,7 +85,7 @@ def no_replay() -> Replay:
     return Replay(dict, unchanged)
 
 
-def replayed(
+def with_replay(
     replay: Replay, state: dict[str, np.ndarray], found: Step, key: jax.Array, step: int, prompts: PromptSet
 ) -> tuple[Step, dict[str, np.ndarray]]:
     """The step with its batch mixed, the rows of the mixed batch's groups, and metrics of the replay.
@@ -157,7 +157,7 @@ def window_metrics(scored: Scored) -> dict[str, float]:
 def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]:
     """`Stats.metrics` over the rollouts of a step; all 0 if nothing was sampled.
 
-    dropped: the number of prompts that `draw` dropped; a metric if there are any.
+    dropped: the number of prompts that `draw_prompts` dropped; a metric if there are any.
     """
     if dropped:
         return {**rollout_metrics(runs), "prompts/dropped": float(dropped)}
@@ -195,7 +195,7 @@ class Resampling:
         starts = [0, *ends[:-1]]
         good = np.logical_or.reduceat(np.asarray(self.rule.informative(scored.batch)), starts)
         parts = [
-            (some_rows(scored, i, slice(*place)), rows_of([one]))
+            (some_rows(scored, i, slice(*place)), dataset_rows([one]))
             for i, (*place, one) in enumerate(zip(starts, ends, groups, strict=True))
         ]
         self._kept += [one for one, fine in zip(parts, good, strict=True) if fine]

@@ -12,7 +12,7 @@ from jaxrl_llm.core import soft_thinking
 from jaxrl_llm.core.hooks import Context, first_state
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.filters import Filters, keep, support_floor
+from jaxrl_llm.sampling.filters import Filters, kept_tokens, support_floor
 from jaxrl_llm.sampling.two_model_decode import of_both
 from jaxrl_llm.utils.errors import InputError
 
@@ -74,7 +74,7 @@ def draw_from_logits(
         permitted = jnp.pad(settings.allowed, (0, logits.shape[1] - settings.allowed.shape[0]))[None]
     scaled_permitted = jnp.where(permitted, scaled, -jnp.inf)
     if settings.filters is not None:
-        kept = keep(scaled_permitted, settings.filters) & permitted
+        kept = kept_tokens(scaled_permitted, settings.filters) & permitted
         floor, permitted = support_floor(scaled_permitted, kept), kept
     masked = jnp.where(permitted, scaled, -jnp.inf)
     token, logp, entropy = sample_logits(masked, counters, temperature=jnp.where(settings.temperature > 0, 1.0, 0.0))

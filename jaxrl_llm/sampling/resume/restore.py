@@ -17,7 +17,7 @@ from jaxrl_llm.core.soft_thinking import mixture
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.by_row import for_rows
 from jaxrl_llm.models.layers.attention import Weighing, attention
-from jaxrl_llm.models.layers.recurrent import State, rows_flow
+from jaxrl_llm.models.layers.recurrent import Carried, rows_flow
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.capacity import Shape
 from jaxrl_llm.sampling.decode import RingCache, narrowed
@@ -28,7 +28,7 @@ from jaxrl_llm.sampling.resume.kv_offload import Reused, Store, place_rows
 from jaxrl_llm.sampling.sampled_tokens import thoughts_of
 from jaxrl_llm.sampling.scheduler import Assignment
 from jaxrl_llm.sampling.stats import Stats
-from jaxrl_llm.sampling.two_model_decode import run
+from jaxrl_llm.sampling.two_model_decode import run_both
 from jaxrl_llm.sampling.weights import Weights
 
 
@@ -144,10 +144,10 @@ def restore(
         age = (step - 1 - jnp.arange(S)) % S
         return jnp.clip(prompt[:, None] + own[:, None] - 1 - age, 0, tokens.shape[1] - 1)
 
-    def put(store: LayerCache | State | None, number: int) -> LayerCache | State | None:
+    def put(store: LayerCache | Carried | None, number: int) -> LayerCache | Carried | None:
         if store is None:
             return None
-        if isinstance(store, State):
+        if isinstance(store, Carried):
             new = of_layer(kvs, number)
             return jax.tree.map(lambda old, x: old.at[into].set(x.astype(old.dtype), mode="drop"), store, new)
         at = columns(store.values.shape[2])
@@ -220,11 +220,11 @@ def extend(
         return y, each(merged, copied, new)
 
     memory = tuple(
-        jax.tree.map(lambda x: x[source], store) if isinstance(store, State) else (store, prefix)
+        jax.tree.map(lambda x: x[source], store) if isinstance(store, Carried) else (store, prefix)
         for store, prefix in zip(ring_layers, prefix_cache.layers, strict=True)
     )
     flow = rows_flow(own - usable)
-    _, rows = run(policy, params, tokens, positions, attend, memory, record=ring_experts is not None, flow=flow)
+    _, rows = run_both(policy, params, tokens, positions, attend, memory, record=ring_experts is not None, flow=flow)
     if ring_experts is not None:
         rows, experts = rows
         T = ring_experts.shape[1]

@@ -17,7 +17,7 @@ from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens
 from jaxrl_llm.sampling.rows import RowState, marked_done
 from jaxrl_llm.sampling.scheduler import Assignment
 from jaxrl_llm.sampling.speculative.drafts import Drafts
-from jaxrl_llm.sampling.speculative.verify import Tail, TailCounts, gather, rows_of, verify
+from jaxrl_llm.sampling.speculative.verify import Tail, TailCounts, rows_at, tail_of, verify
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights
 
@@ -37,7 +37,7 @@ def _rounded(rows: int, shards: int, down: bool = False) -> int:
     return shards << (each.bit_length() - 1 if down else (each - 1).bit_length())
 
 
-def columns_of(size: Size, width: int) -> int:
+def tail_columns(size: Size, width: int) -> int:
     """Columns of the tail of an engine of this size, for drafts of `width` tokens."""
     return -(-(size.width + size.tokens + width + 1) // COLUMNS) * COLUMNS
 
@@ -78,12 +78,12 @@ class TailRows:
         rows = np.asarray(self.rows, np.int32)[self._index(list(range(len(self.rows))))]
         self.state = jax.tree.map(lambda x: np.array(x)[rows], state)
         self.state = marked_done(self.state, slice(len(self.rows), None))  # repetitions, which are not decoded
-        tokens = np.full((len(rows), columns_of(size, width)), -1, np.int32)
+        tokens = np.full((len(rows), tail_columns(size, width)), -1, np.int32)
         for i, row in enumerate(rows.tolist()):
             text = [*requests[row].prompt, *requests[row].begun.token.tolist()]
             tokens[i, : len(text)] = text
         slots = np.asarray([slot[row] for row in rows.tolist()], np.int32)
-        self.tail: Tail = weights.spread(gather(*caches, rows, slots, np.asarray(self.state.own), tokens))
+        self.tail: Tail = weights.spread(tail_of(*caches, rows, slots, np.asarray(self.state.own), tokens))
 
     def _index(self, which: list[int]) -> np.ndarray:
         """int32[R]: these rows, repeated until their number is a power of two times the shards."""
@@ -113,7 +113,7 @@ class TailRows:
         self.rows = [self.rows[i] for i in live]
         self.state = jax.tree.map(lambda x: np.array(x)[index], self.state)
         self.state = marked_done(self.state, slice(len(live), None))
-        self.tail = self.weights.spread(rows_of(self.tail, index))
+        self.tail = self.weights.spread(rows_at(self.tail, index))
 
     def _sources(self, drafts: Drafts) -> np.ndarray:
         """int32[R, M]: completions of the prompt of each row, and what its other rows have so far."""

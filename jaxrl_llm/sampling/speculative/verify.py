@@ -19,13 +19,13 @@ from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.by_row import for_rows
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import rotations_of
-from jaxrl_llm.models.layers.recurrent import State, committed, pending_flow
+from jaxrl_llm.models.layers.recurrent import Carried, committed, pending_flow
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 from jaxrl_llm.sampling.kv_cache import LayerCache, Layers, PrefixCache, each, pack, take_columns, with_sinks
 from jaxrl_llm.sampling.rows import RowState
-from jaxrl_llm.sampling.two_model_decode import run
+from jaxrl_llm.sampling.two_model_decode import run_both
 
 LONGEST_MATCH = 16  # tokens of a suffix that are compared
 LEAST_MATCH = 2  # a shorter match drafts nothing
@@ -59,7 +59,7 @@ class Draft(NamedTuple):
 
 
 @jax.jit
-def gather(
+def tail_of(
     prefix_cache: PrefixCache, ring_cache: RingCache, rows: Array, slot: Array, own: Array, tokens: Array
 ) -> Tail:
     """The tail of some rows of the engine.
@@ -70,7 +70,7 @@ def gather(
     length, at = prefix_cache.length[slot][:, None], jnp.arange(tokens.shape[1])[None]
 
     def layer(prefix: Any, ring: Any) -> Any:
-        if isinstance(ring, State):
+        if isinstance(ring, Carried):
             return jax.tree.map(lambda x: x[rows], ring)
         if ring is None:
             return None
@@ -91,7 +91,7 @@ def gather(
 
 
 @jax.jit
-def rows_of(tail: Tail, rows: Array) -> Tail:
+def rows_at(tail: Tail, rows: Array) -> Tail:
     """Some rows of a tail. rows: int32[R']."""
     return jax.tree.map(lambda x: x[rows], tail)
 
@@ -176,7 +176,7 @@ def _advance(
     # XLA on CPU recomputes rotations for every head unless they are computed before.
     rotated = jax.lax.optimization_barrier(rotations_of(config, positions))
     record = tail.drawn.experts is not None
-    hidden, layers = run(
+    hidden, layers = run_both(
         policy, params, tokens, positions, partial(_attend, position), tail.layers, rotations=rotated, record=record,
         again=lambda got, left: left, flow=pending_flow(),  # a layer that attends to another's keys writes them again
     )  # fmt: skip
@@ -201,7 +201,7 @@ def _advance(
     tried = (draft.number > 0) & ~rows.done
     misses = jnp.where(right_count > 0, 0, jnp.minimum(tail.misses + 1, MOST_MISSES))
     tail = Tail(
-        tuple(committed(layer, count) if isinstance(layer, State) else layer for layer in layers),
+        tuple(committed(layer, count) if isinstance(layer, Carried) else layer for layer in layers),
         put(tail.tokens, new.token, positions + 1),
         jax.tree.map(partial(put, column=at), tail.drawn, new),
         jnp.where(tried, misses, tail.misses),

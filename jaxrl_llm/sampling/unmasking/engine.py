@@ -13,7 +13,7 @@ from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.requests import Completion, Cut, Request, Tokens
-from jaxrl_llm.sampling.sampled_tokens import check_finite
+from jaxrl_llm.sampling.sampled_tokens import check_finite_draws
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.unmasking.unmask import Canvas, mean_field, unmask
 from jaxrl_llm.sampling.weights import Weights
@@ -195,7 +195,7 @@ class UnmaskingEngine:
         out: dict[int, Tokens] = {}
         for first in range(0, len(sizes), self.rows):
             out |= self._scored(sizes[first : first + self.rows])
-        check_finite({number: self.open[number].request for number in out}, out)
+        check_finite_draws({number: self.open[number].request for number in out}, out)
         return out
 
     def _scored(self, sizes: list[tuple[int, int]]) -> dict[int, Tokens]:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import named_shardings, parameter_specs
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.recurrent import State
+from jaxrl_llm.models.layers.recurrent import Carried
 from jaxrl_llm.models.lora import own_adapters
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, AnyMesh, axes_of, split_spec
 from jaxrl_llm.models.parameters.table import TABLE
@@ -260,7 +260,7 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 
     def of_layer(layer: Any) -> Any:
         places: Any = jax.tree.map(lambda x: place(x, x.shape[1]), layer)
-        return places._replace(windows=tuple(map(by_channels, layer.windows))) if isinstance(layer, State) else places
+        return places._replace(windows=tuple(map(by_channels, layer.windows))) if isinstance(layer, Carried) else places
 
     if isinstance(tree, PrefixCache | RingCache | Tail):
         return jax.tree.map(place, tree._replace(layers=()))._replace(layers=tuple(map(of_layer, tree.layers)))

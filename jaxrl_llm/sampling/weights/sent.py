@@ -87,7 +87,7 @@ def receiver(policy: Policy, params: Params, devices: Mesh, weight_dtype: str | 
     return Receiver(policy, options, device if mesh is None else loop_places(policy, params, mesh, options), mesh)
 
 
-def send(policy: Policy, params: Params, options: LoopOptions, part: Send) -> None:
+def send_all(policy: Policy, params: Params, options: LoopOptions, part: Send) -> None:
     """Send a policy's parameters, all parts one after another: none is made before the one before it has arrived.
 
     Where they are sharded over several hosts, all of them must call this, each for its own samplers. InputError for two
@@ -106,7 +106,7 @@ def send(policy: Policy, params: Params, options: LoopOptions, part: Send) -> No
 
 
 def send_adapters(params: Params, part: Send) -> bool:
-    """Send the adapters of parameters, where updates change nothing else, and say whether they do; see `send`."""
+    """Send the adapters of parameters, where updates change nothing else, and say whether they do; see `send_all`."""
     if (adapters := adapters_alone(params)) is None:
         return False
     part(ADAPTERS, _here(_whole(_mesh_of(adapters))(adapters)))

@@ -18,7 +18,7 @@ from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import unstack
-from jaxrl_llm.sampling.two_model_decode import beside
+from jaxrl_llm.sampling.two_model_decode import paired_weights
 from jaxrl_llm.sampling.weights.layouts import converter, loop_params, options_for, outside_layers, shardings
 from jaxrl_llm.utils.errors import InputError
 
@@ -93,7 +93,7 @@ def take_weights(
     if (other := params.get("other")) is not None:
         own = {name: x for name, x in params.items() if name != "other"}
         first, second = (take_weights(policy, each, mesh, weight_dtype) for each in (own, other))
-        return beside(first, second)
+        return paired_weights(first, second)
     params = without_critic(params)
     if (spread := next((x for x in jax.tree.leaves(params) if not is_here(x)), None)) is not None:
         of_all = mesh is not None and set(mesh.devices.flat) == spread.sharding.device_set

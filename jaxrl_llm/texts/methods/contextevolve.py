@@ -7,11 +7,11 @@ import numpy as np
 
 from jaxrl_llm.algorithms.method import beside, method
 from jaxrl_llm.core.annotations import Count, Ours, Positive
-from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, drawn, softmax, top
+from jaxrl_llm.texts.candidates import Candidate, Experience, State, draw_places, initial_state, softmax, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
 from jaxrl_llm.texts.methods.polca import tried
-from jaxrl_llm.texts.proposer import accepted, filled, instruction_of, joined, split, worked_example
+from jaxrl_llm.texts.proposer import accepted, fill_template, instruction_of, join_text, split_text, worked_example
 
 ABSTRACT = "Question: {question}\n\nAnswer: {answer}\n\nSay in one or two sentences how this answer works."
 DIRECTION = (
@@ -55,25 +55,27 @@ def contextevolve(
         contexts = state.candidates
         (first,) = top(contexts, 1)
         others = [one for one in contexts if one is not first]
-        places = drawn(engine.random, softmax([x.mean for x in others], temperature), parents - 1) if others else []
+        places = (
+            draw_places(engine.random, softmax([x.mean for x in others], temperature), parents - 1) if others else []
+        )
         chosen = [first, *(others[place] for place in places)]
         contexts, answers = tried(engine, contexts, [one.text for one in chosen], tasks)
         solved = [one for own in answers.values() for one in own if one.reward > 0]
         known = remembered(state.experiences, _summarised(engine, solved, abstract_above), memory)
         directions = _directions(engine, contexts, len(range(directed - 1, children, directed)))
-        base, made = split(state.first)[0], list[str]()
+        base, made = split_text(state.first)[0], list[str]()
         for child in range(children):
             instruction = base
             if child % directed == directed - 1 and directions:
                 instruction = f"{base}\n{directions.pop()}".strip()
             examples, known = exemplars(engine.random, known, shots)
-            made.append(joined(instruction, examples) if examples or instruction != base else "")
+            made.append(join_text(instruction, examples) if examples or instruction != base else "")
         engine.counts["texts/proposed"] += len(made)
         contexts, _ = tried(engine, contexts, accepted(engine, made, [one.text for one in contexts]), tasks)
         kept = top(contexts, pool)
         return State(state.first, tuple(one for one in contexts if one in kept), known)
 
-    return TextMethod(begun, step, lambda state: top(state.candidates, 1)[0].text)
+    return TextMethod(initial_state, step, lambda state: top(state.candidates, 1)[0].text)
 
 
 def remembered(old: Sequence[Experience], new: Sequence[Experience], most: int) -> tuple[Experience, ...]:
@@ -100,7 +102,7 @@ def exemplars(
     priority = np.array([max(one.weight, 0.0) / (1 + one.uses) for one in memory])
     if not priority.any():
         return [], tuple(memory)
-    places = drawn(random, priority / priority.sum(), shots)
+    places = draw_places(random, priority / priority.sum(), shots)
     used = [replace(one, uses=one.uses + (at in places)) for at, one in enumerate(memory)]
     return [memory[place].text for place in places], tuple(used)
 
@@ -108,7 +110,7 @@ def exemplars(
 def _summarised(engine: Engine, answers: Sequence[Answer], above: int) -> list[Experience]:
     """Right answers as worked examples; long ones by the policy's abstract, where it gave one."""
     long = list({(x.question, x.text): x for x in answers if len(x.text) > above}.values())
-    asked = [filled(ABSTRACT, question=one.question, answer=one.text) for one in long]
+    asked = [fill_template(ABSTRACT, question=one.question, answer=one.text) for one in long]
     said = engine.replies(asked) if asked else []
     texts = {(x.question, x.text): replies[0] if replies else "" for x, replies in zip(long, said, strict=True)}
     found = [(one, texts.get((one.question, one.text), one.text)) for one in answers]
@@ -121,5 +123,5 @@ def _directions(engine: Engine, contexts: Sequence[Candidate], count: int) -> li
         return []
     tried_ones = top([one for one in contexts if one.count], 6)
     notes = "\n".join(f"- {' '.join(one.text.split())} ({one.mean:.2f})" for one in tried_ones)
-    (replies,) = engine.replies([filled(DIRECTION, notes=notes)], count)
+    (replies,) = engine.replies([fill_template(DIRECTION, notes=notes)], count)
     return [text for text in map(instruction_of, replies) if text]

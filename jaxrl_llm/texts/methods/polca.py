@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from jaxrl_llm.algorithms.method import beside, method
 from jaxrl_llm.core.annotations import Count, Fraction, Ours
-from jaxrl_llm.texts.candidates import Candidate, State, apart, begun, observed, replaced, top
+from jaxrl_llm.texts.candidates import Candidate, State, apart, initial_state, observed, replaced, top
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
-from jaxrl_llm.texts.proposer import REWRITE, By, accepted, brief_of, check_slots, filled, propose
+from jaxrl_llm.texts.proposer import REWRITE, By, accepted, brief_of, check_slots, fill_template, propose
 
 SUMMARY = "These instructions were tried:\n{notes}\n\nSay in one or two sentences what works and what does not."
 
@@ -54,7 +54,7 @@ def polca(
         memory, _ = tried(engine, memory, kept, tasks)
         return State(state.first, memory)
 
-    return TextMethod(begun, step, lambda state: top(state.candidates, 1)[0].text)
+    return TextMethod(initial_state, step, lambda state: top(state.candidates, 1)[0].text)
 
 
 def tried(
@@ -81,5 +81,5 @@ def _summary(engine: Engine, memory: Sequence[Candidate], most: int = 6) -> str:
         return ""
     shown = ordered if len(ordered) <= most else (*ordered[: most // 2], *ordered[-most // 2 :])
     notes = "\n".join(f"- {' '.join(one.text.split())} ({'; '.join(one.feedback)})" for one in shown)
-    (replies,) = engine.replies([filled(SUMMARY, notes=notes)])
+    (replies,) = engine.replies([fill_template(SUMMARY, notes=notes)])
     return replies[0] if replies else ""

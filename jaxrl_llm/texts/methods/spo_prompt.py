@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm.algorithms.method import beside, method
 from jaxrl_llm.core.annotations import Count, Ours, Recalled
-from jaxrl_llm.texts.candidates import Candidate, State, begun, observed
+from jaxrl_llm.texts.candidates import Candidate, State, initial_state, observed
 from jaxrl_llm.texts.engine import Engine, Row
 from jaxrl_llm.texts.method import TextMethod
 from jaxrl_llm.texts.proposer import JUDGE, KINDS, SLOTS, Brief, By, accepted, check_slots, compare, propose
@@ -59,4 +59,4 @@ def spo_prompt(
                 best = observed(Candidate(text), [one.reward for one in new])
         return State(state.first, (best,))
 
-    return TextMethod(begun, step, lambda state: state.candidates[0].text)
+    return TextMethod(initial_state, step, lambda state: state.candidates[0].text)

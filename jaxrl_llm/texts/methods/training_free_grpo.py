@@ -7,10 +7,10 @@ from typing import Literal, NamedTuple
 
 from jaxrl_llm.algorithms.method import beside, method
 from jaxrl_llm.core.annotations import Count, Ours
-from jaxrl_llm.texts.candidates import Candidate, Experience, State, begun, observed
+from jaxrl_llm.texts.candidates import Candidate, Experience, State, initial_state, observed
 from jaxrl_llm.texts.engine import Answer, Engine, Row
 from jaxrl_llm.texts.method import TextMethod
-from jaxrl_llm.texts.proposer import LONGEST, filled, joined, split, worked_example
+from jaxrl_llm.texts.proposer import LONGEST, fill_template, join_text, split_text, worked_example
 
 SUMMARY = "Question: {question}\n\nAnswer: {answer}\n\nSay in one sentence how this answer was found."
 LESSONS = (
@@ -67,9 +67,9 @@ def consolidated(
 
 def with_experiences(instruction: str, experiences: Sequence[Experience]) -> str:
     """The text of an instruction and experiences: lessons as a numbered list, worked examples after it."""
-    lessons = [one.text for one in experiences if split(one.text)[0]]
+    lessons = [one.text for one in experiences if split_text(one.text)[0]]
     listed = "\n".join(f"{number}. {text}" for number, text in enumerate(lessons, start=1))
-    return joined(
+    return join_text(
         "\n".join(filter(None, [instruction, listed])), [x.text for x in experiences if x.text not in lessons]
     )
 
@@ -125,7 +125,7 @@ def training_free_grpo(
             return State(state.first, (Candidate(text),), after)
         return State(state.first, (observed(now, [one.reward for group in groups for one in group]),), after)
 
-    return TextMethod(begun, step, lambda state: state.candidates[0].text)
+    return TextMethod(initial_state, step, lambda state: state.candidates[0].text)
 
 
 def _words(engine: Engine, state: State, pairs: Sequence[tuple[Answer, Answer]], summarise: bool) -> list[Operation]:
@@ -133,12 +133,14 @@ def _words(engine: Engine, state: State, pairs: Sequence[tuple[Answer, Answer]],
     texts = [one.text.strip() for pair in pairs for one in pair]
     if summarise:
         answers = [one for pair in pairs for one in pair]
-        asked = [filled(SUMMARY, question=one.question, answer=one.text[:LONGEST]) for one in answers]
+        asked = [fill_template(SUMMARY, question=one.question, answer=one.text[:LONGEST]) for one in answers]
         said = [replies[0].strip() if replies else "" for replies in engine.replies(asked)]
         texts = [f"{text[:LONGEST]} ({summary[:LONGEST]})" for text, summary in zip(texts, said, strict=True)]
     listed = "\n".join(f"{n}. {one.text}" for n, one in enumerate(state.experiences, start=1)) or "none"
     asked = [
-        filled(LESSONS, experiences=listed, question=pair[0].question, right=texts[2 * at], wrong=texts[2 * at + 1])
+        fill_template(
+            LESSONS, experiences=listed, question=pair[0].question, right=texts[2 * at], wrong=texts[2 * at + 1]
+        )
         for at, pair in enumerate(pairs)
     ]
     found = [operations_of("\n".join(replies)) for replies in engine.replies(asked)]

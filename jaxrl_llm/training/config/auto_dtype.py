@@ -16,12 +16,12 @@ def with_dtype(config: TrainConfig, resumed: bool) -> tuple[TrainConfig, str]:
 
     A resumed run keeps its dtype. On several hosts all must call this; it is bfloat16 where all are fast at it.
     """
-    from jaxrl_llm.distributed.hosts import all_hosts  # here: `kept` is for those that do not import JAX
+    from jaxrl_llm.distributed.hosts import all_hosts  # here: `with_kept_dtype` is for those that do not import JAX
 
     if config.dtype != AUTO:
         return config, ""
     if resumed:
-        before = kept(config)
+        before = with_kept_dtype(config)
         return before, f"dtype {before.dtype}, as before"
     import jax
 
@@ -30,7 +30,7 @@ def with_dtype(config: TrainConfig, resumed: bool) -> tuple[TrainConfig, str]:
     return dataclasses.replace(config, dtype=dtype_for(platform, all(found))), _line(platform, own, all(found))
 
 
-def kept(config: TrainConfig) -> TrainConfig:
+def with_kept_dtype(config: TrainConfig) -> TrainConfig:
     """The configuration, for "auto" with the dtype of the run that is in its output."""
     from jaxrl_llm.training.folder.files import RunFolder  # here: that module imports this one
 

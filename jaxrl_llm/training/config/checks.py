@@ -75,7 +75,7 @@ def settle(config: TrainConfig) -> None:
         *([] if "optimizer" in wrong else [partial(check_optimizer, config.optimizer)]),
         *([] if wrong else [partial(check_texts, config)]),  # only if every field has its type
     )
-    check_together(config)
+    _check_together(config)
 
 
 def check_texts(config: TrainConfig) -> None:
@@ -125,7 +125,7 @@ def check_format(config: TrainConfig) -> None:
         )
 
 
-def check_together(config: TrainConfig) -> None:
+def _check_together(config: TrainConfig) -> None:
     """Checks that involve several settings."""
     default = type(config)
     agent = is_agent(config)

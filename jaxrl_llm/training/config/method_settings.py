@@ -13,7 +13,7 @@ from jaxrl_llm.utils.errors import InputError, gather, shown
 from jaxrl_llm.utils.settings import raise_error
 
 
-def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:
+def catalogue_hyperparameters(config: TrainConfig) -> dict[str, Any]:
     """The hyper-parameters of a method of the catalogue, where names have one meaning: defaults too. Else none."""
     if config.algorithm not in CATALOGUE:
         return {}
@@ -26,7 +26,7 @@ def fitted(config: TrainConfig) -> TrainConfig:
     A method of the catalogue alone has some. InputError, in one line, for a setting that contradicts the method.
     """
     for setting in _settings(config):
-        given: dict[str, Any] = hyperparameters_of(config)
+        given: dict[str, Any] = catalogue_hyperparameters(config)
         if not setting.fits(config, given):
             if getattr(config, setting.name) != _default(config, setting.name):
                 continue  # `check_settings` says so
@@ -38,7 +38,7 @@ def fitted(config: TrainConfig) -> TrainConfig:
 def check_settings(config: TrainConfig) -> None:
     """InputError, naming the setting and what it could be, where one contradicts the method."""
 
-    given = hyperparameters_of(config)
+    given = catalogue_hyperparameters(config)
     wrong = (
         f"{config.algorithm} needs {one.why}, but {one.name} is {_shown(getattr(config, one.name))}: give "
         f"{_shown(one.take(given))}, or choose another method"
@@ -51,7 +51,7 @@ def check_settings(config: TrainConfig) -> None:
 def setting_notes(config: TrainConfig) -> list[str]:
     """What to say of settings that are not a run's usual ones because the method needs them."""
     usual: dict[str, Any] = {one.name: _default(config, one.name) for one in _settings(config)}
-    plain, given = dataclasses.replace(config, **usual), hyperparameters_of(config)
+    plain, given = dataclasses.replace(config, **usual), catalogue_hyperparameters(config)
     return [
         f"{config.algorithm} runs with {one.name} {_shown(getattr(config, one.name))}, because it needs {one.why}"
         for one in _settings(config)

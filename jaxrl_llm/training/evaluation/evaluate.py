@@ -18,8 +18,8 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.reporting.html.run_data import CORRECT
 from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 from jaxrl_llm.rewards import Reward, require_columns
-from jaxrl_llm.rewards.entries import chosen
-from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
+from jaxrl_llm.rewards.entries import entries_at
+from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, loaded, reward_columns
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, score_batch, some_rows
 from jaxrl_llm.rewards.specs import judge as judge_reward
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT, last_rows
@@ -106,7 +106,7 @@ def evaluate(
             f"{context} tokens"
         )
     with loaded(rewards) as ready:
-        require_columns(ready, columns_of(rows))
+        require_columns(ready, reward_columns(rows))
         return evaluate_policy(
             policy, params, encoded, ready, judge=judge, samples=samples, stop=stop, slots=slots, seed=seed,
             temperature=float(samples > 1) if temperature is None else temperature, max_new_tokens=max_new_tokens,
@@ -222,7 +222,7 @@ def _on_all(
     return concatenate_groups([led[place % hosts.units][place // hosts.units] for place in range(prompts)])
 
 
-def play(
+def _play(
     config: TrainConfig,
     policy: Policy,
     params: Params,
@@ -255,7 +255,7 @@ def play(
     kept = np.flatnonzero(last_rows(found.scored.batch))
     batch = map_rows(lambda x: np.asarray(x)[kept], found.scored.batch)
     batch = batch.replace(group=np.unique(np.asarray(batch.group), return_inverse=True)[1].astype(np.int32))
-    logged = found.scored.logged._replace(extras=chosen(found.scored.logged.extras, kept.tolist()))
+    logged = found.scored.logged._replace(extras=entries_at(found.scored.logged.extras, kept.tolist()))
     scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept], logged=logged)
     return _evaluation(scored, len(every), samples, temperature, config.eval_reward or rewards[0].name)
 
@@ -263,9 +263,9 @@ def play(
 def evaluate_as(
     config: TrainConfig, policy: Policy, params: Params, prompts: PromptSet, rewards: Sequence[Reward], **how: Any
 ) -> Evaluation:
-    """`evaluate_policy` as a run's settings say, or `play` if it has an environment or tools. how: of either."""
+    """`evaluate_policy` as a run's settings say, or `_play` if it has an environment or tools. how: of either."""
     if is_agent(config):
-        return play(config, policy, params, prompts, rewards, **how)
+        return _play(config, policy, params, prompts, rewards, **how)
     usual: dict[str, Any] = {
         "judge": config.eval_reward, "max_new_tokens": config.max_new_tokens, "stop": config.stop,
         "slots": config.slots or 128, "seed": config.seed,
@@ -289,7 +289,7 @@ def evaluate_run(
     where: dict[str, Any] = {"hosts": parts.hosts, "watch": watch, "state": state}
     where["mesh"] = None if parts.sampler.size == 1 else parts.sampler
     if is_agent(config):
-        return play(config, parts.policy, params, parts.held_out, parts.rewards, **where)
+        return _play(config, parts.policy, params, parts.held_out, parts.rewards, **where)
     rewards = [one for one in parts.rewards if one.function is not judge_reward]  # which reads groups of training
     policy = dataclasses.replace(parts.policy, thinking=rollout.thinking)
     where["slots"] = -(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units)

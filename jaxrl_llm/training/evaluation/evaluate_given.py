@@ -48,7 +48,7 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
     """
     held_out, algorithm, policy = parts.held_out, parts.algorithm, parts.policy
     assert held_out is not None
-    scored = given_rows(config, parts, held_out, np.arange(len(held_out.ids)), params)
+    scored = score_given_rows(config, parts, held_out, np.arange(len(held_out.ids)), params)
     usual = config.prompts_per_step * config.group_size
     batch = at_full_size(parts.kept(scored.batch), usual, config.group_size)
     slices = len(batch.tokens) // usual * config.minibatches * config.micro_batches
@@ -83,7 +83,9 @@ def _value(objective: Objective, outputs: PolicyOutputs, batch: Trajectories) ->
     return jnp.asarray(loss), metrics
 
 
-def given_rows(config: TrainConfig, parts: RunParts, prompts: PromptSet, places: np.ndarray, params: Params) -> Scored:
+def score_given_rows(
+    config: TrainConfig, parts: RunParts, prompts: PromptSet, places: np.ndarray, params: Params
+) -> Scored:
     """The scored episodes of the rows at some places int[n], one step of them."""
     chosen = places.astype(np.int32)
     source = experience(

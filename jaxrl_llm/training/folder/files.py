@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from jaxrl_llm.core.arguments.signatures import TEXT_METHODS
 from jaxrl_llm.reporting.logging.writers import read_json, truncate_jsonl
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.auto_dtype import kept
+from jaxrl_llm.training.config.auto_dtype import with_kept_dtype
 from jaxrl_llm.training.config.json_text import from_dict, located, to_dict
 from jaxrl_llm.training.folder.completion_lines import completion_lines, group_line, write_left_out
 from jaxrl_llm.training.folder.provenance import NAME as ENVIRONMENT
@@ -277,5 +277,7 @@ def has_begun(config: TrainConfig, accept: bool) -> bool:
     folder, here = RunFolder(config.output), os.getcwd()
     if not folder.is_run():
         return False
-    check_changes({"settings": settings_to_compare(folder.read_config(), here)}, kept(config), here, {}, accept)
+    check_changes(
+        {"settings": settings_to_compare(folder.read_config(), here)}, with_kept_dtype(config), here, {}, accept
+    )
     return True

@@ -56,7 +56,7 @@ def load_run(
     config = folder.read_config()
     if is_of_texts(config):
         return run_config(path_or_name), *load_model(config, frozenset())
-    needs = needs_of(folder, config)
+    needs = _needs_of(folder, config)
     if not Path(folder.checkpoints_for(1)).is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")
     policy, params, tokenizer = load_model(dataclasses.replace(config, critic_model=None), needs)
@@ -65,7 +65,7 @@ def load_run(
     return config, policy, params, tokenizer
 
 
-def needs_of(folder: RunFolder, config: TrainConfig) -> Collection[str]:
+def _needs_of(folder: RunFolder, config: TrainConfig) -> Collection[str]:
     """The needs of a run's method, which may be outside of the catalogue and not there any more."""
     needs = folder.recorded_needs()
     return make_algorithm(config).needs if needs is None else needs
@@ -140,7 +140,7 @@ def load_adapters(
     for name, path in adapters.items():
         if (its := configs.get(name)) is not None:
             folder = RunFolder(path, reading=True)
-            its_policy, begun = with_critic(its, needs_of(folder, its), policy, params)
+            its_policy, begun = with_critic(its, _needs_of(folder, its), policy, params)
             whole = trained(folder, its, its_policy, begun, digests, accept_changed_inputs)
             weights, own_adapters = lora.split(whole)
             # Committed to no device, as the model's are.

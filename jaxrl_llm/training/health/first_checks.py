@@ -34,7 +34,7 @@ def checked_rewards(
 
     def columns() -> None:
         if made and heads:  # both could be read
-            check_rewards(made, columns_of(config, *heads), config.eval_reward)
+            check_rewards(made, available_columns(config, *heads), config.eval_reward)
 
     def head(path: str | RandomAccess | None) -> None:
         if path is None and not (path := prompt_source(config)):
@@ -119,7 +119,7 @@ def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
     return rewards
 
 
-def columns_of(config: TrainConfig, *sets: Sequence[dict[str, Any]]) -> set[str]:
+def available_columns(config: TrainConfig, *sets: Sequence[dict[str, Any]]) -> set[str]:
     """Arguments available to reward functions: columns that all sets have, and those that scoring adds."""
     rows = [some[0] for some in sets if some]
     with_world = config.world or config.rollout != TrainConfig.rollout  # a program may have environments too

@@ -29,7 +29,7 @@ WORDS = {
 COMPILED = {"sample": "the sampler", "evaluate": "the sampler", "update": "the update"}
 
 
-class Mark(NamedTuple):
+class _Mark(NamedTuple):
     """What the clock shows at a moment; it changes whenever the run makes progress that the clock can see."""
 
     phase: str
@@ -103,8 +103,8 @@ class Clock:
             self._told[name] = self._told.get(name, 0.0) + value
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self._open[-1], self._switches, compiles()[0])
+    def mark(self) -> _Mark:
+        return _Mark(self._open[-1], self._switches, compiles()[0])
 
     def visited(self, phase: str) -> bool:
         """Whether a phase has ended before."""

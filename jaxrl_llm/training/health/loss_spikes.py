@@ -10,7 +10,7 @@ from jaxrl_llm.utils.errors import require_choice
 LEAST_SPREAD = 0.05  # of the median: where a metric hardly varies, not every change is a spike
 
 
-class Rule(NamedTuple):
+class SpikeRule(NamedTuple):
     """What counts as a spike, and what is done about it."""
 
     metrics: tuple[str, ...]
@@ -26,7 +26,7 @@ class History(NamedTuple):
     undone: tuple[int, ...] = ()  # steps that were rolled back, of the last `window`
 
 
-class Verdict(NamedTuple):
+class _Verdict(NamedTuple):
     """On one step."""
 
     history: History  # with this step; a step to undo leaves no values
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
     undo: bool
 
 
-def judge(history: History, step: int, metrics: Mapping[str, float], rule: Rule, undoable: bool) -> Verdict:
+def judge(history: History, step: int, metrics: Mapping[str, float], rule: SpikeRule, undoable: bool) -> _Verdict:
     """Whether a step is a spike, and is to be undone: where it can be (`undoable`), and was not too often.
 
     Spikes that are not undone join the history, so that a metric may settle at another level. Raises InputError for a
@@ -48,13 +48,13 @@ def judge(history: History, step: int, metrics: Mapping[str, float], rule: Rule,
             spike = spike or f"{name} is {value:.4g}, above {most:.4g}"
     undone = tuple(one for one in history.undone if one > step - rule.window)
     if spike and undoable and len(undone) < rule.rollbacks:
-        return Verdict(history._replace(undone=(*undone, step)), spike, True)
+        return _Verdict(history._replace(undone=(*undone, step)), spike, True)
     seen = {
         name: (*history.values.get(name, ()), metrics[name])[-rule.window :]
         for name in rule.metrics
         if math.isfinite(metrics[name])
     }
-    return Verdict(History({**history.values, **seen}, undone), spike, False)
+    return _Verdict(History({**history.values, **seen}, undone), spike, False)
 
 
 def bound(values: tuple[float, ...], factor: float) -> float:

@@ -22,7 +22,7 @@ from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.evaluation.evaluate_given import given_rows
+from jaxrl_llm.training.evaluation.evaluate_given import score_given_rows
 from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError, several
@@ -73,7 +73,7 @@ def _batches(config: TrainConfig, parts: RunParts, reference: Params) -> Iterato
         for first in range(0, 0 if prompts is None else len(prompts.ids), config.prompts_per_step):
             assert prompts is not None
             places = np.arange(first, min(first + config.prompts_per_step, len(prompts.ids)))
-            yield given_rows(config, parts, prompts, places, reference).batch
+            yield score_given_rows(config, parts, prompts, places, reference).batch
 
 
 def _computed(config: TrainConfig, parts: RunParts, reference: Params, batch: Trajectories) -> Table:

@@ -11,7 +11,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.needs import of_previous, of_reference
 from jaxrl_llm.core.population import LEAGUE, League
-from jaxrl_llm.core.reference import REFERENCE, Mixture, ReferenceRule, Update, chosen
+from jaxrl_llm.core.reference import REFERENCE, Mixture, ReferenceRule, Update, chosen_snapshot
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.checks import check_params
@@ -127,7 +127,7 @@ def reference_now(fixed: Any, moving: Any, frozen: Params | None, initial_share:
     """The reference policy's parameters: those that stay, those that move with the frozen weights, or a `Mixture`."""
     if moving is None:
         return fixed
-    own = combine(frozen, chosen(moving))
+    own = combine(frozen, chosen_snapshot(moving))
     return Mixture((fixed, own), (initial_share, 1 - initial_share)) if initial_share else own
 
 
@@ -157,7 +157,7 @@ def drawn_from(config: TrainConfig, algorithm: Algorithm, policies: Mapping[str,
     """The policies that a rollout draws from beside those that stay, as entries of the sampler's parameters."""
     found = {name: tree for name, tree in policies.items() if name == LEAGUE}
     if REFERENCE in policies and rollout_of(config, algorithm).demands.reference:
-        found[REFERENCE] = chosen(policies[REFERENCE])
+        found[REFERENCE] = chosen_snapshot(policies[REFERENCE])
     return found
 
 

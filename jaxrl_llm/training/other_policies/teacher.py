@@ -31,7 +31,7 @@ PAUSES = (0.2, 1.0, 5.0)  # seconds before each repetition
 TIME_LIMIT = 600.0  # seconds for an answer
 
 
-class Answer(NamedTuple):
+class _Answer(NamedTuple):
     """What the server says of a row of T tokens; of the first one it says nothing."""
 
     logp: np.ndarray  # f32[T]
@@ -60,7 +60,7 @@ class ServerTeacher:
         self.url, _, self.model = url.partition("#")
         if not self.model:
             raise InputError(f"the teacher {url} names no model: add it, {url}#MODEL")
-        self.known: OrderedDict[str, Answer] = OrderedDict()
+        self.known: OrderedDict[str, _Answer] = OrderedDict()
 
     def fill_in(self, batch: Trajectories, needs: Iterable[str]) -> Trajectories:
         """A batch on the host with what the server says of its actions, of the needs that are OFFERED.
@@ -90,7 +90,7 @@ class ServerTeacher:
         given: dict[str, Any] = {"teacher_token_logp": logp, "teacher_top": top}
         return batch.with_info(**{name: x for name, x in given.items() if name in names})
 
-    def answers(self, rows: Sequence[Sequence[int]], count: int) -> list[Answer]:
+    def answers(self, rows: Sequence[Sequence[int]], count: int) -> list[_Answer]:
         """What the server says of rows of token ids, of which it is asked for those that it has not seen."""
         keys = [hashlib.sha256(json.dumps([row, count]).encode()).hexdigest() for row in rows]
         new = {key: row for key, row in zip(keys, rows, strict=True) if key not in self.known}
@@ -104,7 +104,7 @@ class ServerTeacher:
             self.known.popitem(last=False)
         return out
 
-    def _ask(self, rows: Sequence[Sequence[int]], count: int) -> list[Answer]:
+    def _ask(self, rows: Sequence[Sequence[int]], count: int) -> list[_Answer]:
         body = {
             "model": self.model, "prompt": rows, "max_tokens": 1, "temperature": 0, "echo": True,
             "logprobs": max(count, 1), "return_tokens_as_token_ids": True,
@@ -123,7 +123,7 @@ class ServerTeacher:
         return found
 
 
-def _read(said: Any, row: Sequence[int], count: int) -> Answer:
+def _read(said: Any, row: Sequence[int], count: int) -> _Answer:
     """The answer for a row's tokens; ValueError where the server read others, or says too few."""
     if [_id(token) for token in said["tokens"][: len(row)]] != list(row):
         raise ValueError("it read other tokens")
@@ -134,7 +134,7 @@ def _read(said: Any, row: Sequence[int], count: int) -> Answer:
         if len(best) < count:
             raise ValueError(f"{len(best)} of {count} tokens")
         top[t, 0], top[t, 1] = [token for _, token in best], [x for x, _ in best]
-    return Answer(logp, top)
+    return _Answer(logp, top)
 
 
 def _id(token: str) -> int:
@@ -222,7 +222,7 @@ def for_teacher(
     return batch
 
 
-def weights_of(config: TrainConfig, teacher: Teacher | None) -> list[tuple[str, FrozenPolicy]]:
+def teacher_list(config: TrainConfig, teacher: Teacher | None) -> list[tuple[str, FrozenPolicy]]:
     """The teachers that a run has loaded, with their paths."""
     if isinstance(teacher, Teachers):
         return list(zip(teachers_of(config.teacher).values(), teacher.policies, strict=True))
@@ -249,12 +249,12 @@ def _loaded(path: str, config: TrainConfig, policy: Policy, tokenizer: Any, mesh
     own, params, other = load_policy(
         path, dtype=config.dtype, shardings=shardings_over(mesh), context=config.context_tokens or None
     )
-    check_tokens(path, policy, tokenizer, own, other)
+    _check_tokens(path, policy, tokenizer, own, other)
     own = replace(own, activations=policy.activations, mesh=mesh if mesh.size > 1 else None)
     return FrozenPolicy(own, shard(params, own, mesh))
 
 
-def check_tokens(name: str, policy: Policy, tokenizer: Any, teacher: Policy, other: Any) -> None:
+def _check_tokens(name: str, policy: Policy, tokenizer: Any, teacher: Policy, other: Any) -> None:
     """InputError unless each id is the same token to both, and the teacher knows all of the policy's."""
     vocabularies = (x.get_vocab() if callable(getattr(x, "get_vocab", None)) else {} for x in (tokenizer, other))
     own, theirs = ({index: token for token, index in one.items()} for one in vocabularies)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from jaxrl_llm.core.by_value import ByValue, value_of
+from jaxrl_llm.core.by_value import ByValue, named_value
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.data.chat.encode import format_of, is_conversation
+from jaxrl_llm.data.chat.encode import is_conversation, row_format
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment
@@ -103,7 +103,7 @@ def check_agent(config: TrainConfig, rows: Sequence[Row], tokenizer: Callable[[]
             raise InputError(
                 f"the environment {name} has no get_reward, but rewards has environment: give another reward"
             )
-        chat = ChatTurns(text_tokenizer, described, format_of(config.format, row))
+        chat = ChatTurns(text_tokenizer, described, row_format(config.format, row))
         chats.append(chat)
         chat.check_options(config.format.options)
         assert chat.reading is not None  # raises InputError for a format of calls that cannot be read
@@ -201,7 +201,7 @@ def _factory(config: TrainConfig) -> Any:
 
 
 def _loaded(spec: str, what: str, load: Callable[[str, str], Any]) -> Any:
-    if (found := value_of(spec, what)) is not None:
+    if (found := named_value(spec, what)) is not None:
         return found
     check_file(spec, what)
     if ":" not in spec:

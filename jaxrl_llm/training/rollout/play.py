@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.data.chat.calls import Reply
-from jaxrl_llm.data.chat.encode import from_json
+from jaxrl_llm.data.chat.encode import parsed_json
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.environments.protocol import Environment, Observation
 from jaxrl_llm.environments.tools.base import WithTools
@@ -98,10 +98,10 @@ class Watched:
 
     def _note(self, message: dict[str, Any]) -> None:
         self._played.said.append(message)
-        self._say(transcript(message))
+        self._say(message_as_text(message))
 
 
-def transcript(message: Mapping[str, Any]) -> str:
+def message_as_text(message: Mapping[str, Any]) -> str:
     """A message as text: its role, its reasoning, its content, and its calls of tools.
 
     >>> transcript({"role": "tool", "name": "add", "content": "7"})
@@ -121,7 +121,7 @@ def rows_to_play(prompts: Sequence[str]) -> list[dict[str, Any]]:
     environment says everything. InputError for an object without a prompt that is a text, or that is cut off."""
     rows: list[dict[str, Any]] = []
     for text in prompts or ("",):
-        row = from_json(text) if text.lstrip().startswith("{") else None
+        row = parsed_json(text) if text.lstrip().startswith("{") else None
         row = row if isinstance(row, dict) else None
         if row is None and text.lstrip().startswith('{"'):
             raise InputError(f'the row {shown(text)} is not valid JSON: write {{"prompt": ...}}, or a text')

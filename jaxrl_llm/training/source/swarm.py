@@ -21,7 +21,7 @@ from jaxrl_llm.training.step import learn
 from jaxrl_llm.utils.errors import InputError
 
 
-class Node(NamedTuple):
+class _Node(NamedTuple):
     """One of the other policies."""
 
     train: Any  # TrainState, or after a restart its leaves
@@ -34,7 +34,7 @@ class SwarmState(NamedTuple):
     """State of the run's own source, and the other nodes; none before the first step."""
 
     own: Any
-    others: tuple[Node, ...]
+    others: tuple[_Node, ...]
 
 
 def swarm_source(
@@ -52,10 +52,10 @@ def swarm_source(
     configs = [dataclasses.replace(config, seed=config.seed + number) for number in range(given.nodes)]
     first, *_ = sources = [make(one, alone) for one in configs]
 
-    def begin(params: Params) -> Node:
+    def begin(params: Params) -> _Node:
         copied, facts = jax.tree.map(jnp.copy, params), RunFacts(prompts=len(parts.prompts.rows), steps=config.steps)
         train, memory = start(parts.policy, parts.algorithm, parts.optimizer, copied, facts, parts.mesh)
-        return Node(train, memory, None, {})
+        return _Node(train, memory, None, {})
 
     def following(state: SwarmState, params: Params, key: jax.Array, step: int) -> tuple[Step, SwarmState]:
         others = state.others
@@ -74,7 +74,7 @@ def swarm_source(
             sampled, at = sources[number].next(one.source, one.train.params, keys[number], step)
             steps.append(sampled)
             ats.append(at)
-        after, metrics = list[Node](), dict[str, float]()
+        after, metrics = list[_Node](), dict[str, float]()
         batches = [
             shared(
                 one.scored,
@@ -87,7 +87,7 @@ def swarm_source(
             before = RunState(one.train, one.memory, None)
             state_after, learned = learn(parts, configs[number], before, batches[number].batch, step, one.feedback)
             feedback = {**learned.metrics, "updates": one.feedback.get("updates", 0.0) + 1}
-            after.append(Node(state_after.train, state_after.memory, ats[number], feedback))
+            after.append(_Node(state_after.train, state_after.memory, ats[number], feedback))
             metrics[f"swarm/reward_{number}"] = float(np.nanmean(np.asarray(steps[number].scored.batch.need("reward"))))
         mixed = mixed_step(found, batches[0], step, parts.prompts)
         return mixed._replace(metrics=mixed.metrics | metrics), SwarmState(own, tuple(after))
@@ -113,7 +113,7 @@ def swarm_source(
         for place, one in enumerate(saved["nodes"], start=1):
             train, memory = ([x for _, x in sorted(of(f"node{place}_{kind}_").items())] for kind in ("train", "memory"))
             at = sources[place].load(one["source"], of(f"node{place}_source_"))
-            others.append(Node(train, memory, at, one["feedback"]))
+            others.append(_Node(train, memory, at, one["feedback"]))
         return SwarmState(own, tuple(others))
 
     return Source(lambda: SwarmState(first.init(), ()), following, save, load, first.provides | given.provides)
