@@ -99,7 +99,7 @@ class StateInit:
 class Guarded:
     """`apply` of a transform, after a static check of the batch's shapes and dtypes (`check_batch`).
 
-    rows: what an algorithm does to a batch first (`selection.rows.counted_alone`). A `chain` leaves it to its own.
+    rows: what an algorithm does to a batch first (`trajectory.counted_alone`). A `chain` leaves it to its own.
     """
 
     function: Callable[[State, Trajectories], tuple[State, Trajectories]]
