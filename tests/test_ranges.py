@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, objectives
+from jaxrl_llm import advantages, algorithms, objectives
 from jaxrl_llm.core.arguments.ranges import check_moments, check_number
 from jaxrl_llm.utils.errors import InputError
 
@@ -83,3 +84,8 @@ def test_parts_without_a_bound_are_made() -> None:
     assert objectives.value_loss(clip=None).needs == {"values"}
     assert advantages.generalised_advantages(lam=advantages.length_adaptive(0.05), lam_critic=None).needs == {"values"}
     assert objectives.constant("longest") is not None
+
+
+def test_a_signature_shows_range_and_origin_in_short() -> None:
+    shown = str(inspect.signature(algorithms.constructor("grpo")).parameters["clip_low"])
+    assert shown.endswith("Annotated[float, Range(least=0), Origin.CODE] = 0.2")
