@@ -94,3 +94,13 @@ def test_pages_name_what_exists(page: Path) -> None:
     folders = re.findall(r"`((?:[a-z_]+/)+)`", text) if page.stem == "architecture" else []
     for path in [*files, *folders]:
         assert any((ROOT / folder / path).exists() for folder in FOLDERS), path
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "colab").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_and_their_outputs_import_what_exists(notebook: Path) -> None:
+    text = notebook.read_text()
+    imports = re.findall(r"from (jaxrl_llm[\w.]*) import (\w+(?:, \w+)*)", text)
+    assert imports or "import jaxrl_llm" in text
+    for module, names in imports:
+        for name in names.split(", "):
+            assert name in NAMES[module] or f"{module}.{name}" in NAMES, f"{module}.{name}"
