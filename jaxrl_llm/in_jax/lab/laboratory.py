@@ -31,7 +31,7 @@ from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
 from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, build, experience_of, make_train, provided, warm_start
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.utils.errors import InputError, gather, require_choice
+from jaxrl_llm.utils.errors import InputError, gather, require_choice, unknown
 from jaxrl_llm.utils.process import use_compile_cache
 
 
@@ -73,9 +73,10 @@ def check_config(config: LabConfig) -> None:
     gather(*(partial(constructor, name) for name in config.algorithms))
 
     def grid() -> None:
+        known = set[str]().union(*map(hyperparameters_of, config.algorithms))
         for name in config.grid:
-            if not any(name in hyperparameters_of(method) for method in config.algorithms):
-                raise InputError(f"--grid {name}: none of the algorithms has this hyper-parameter")
+            if name not in known:
+                raise unknown("hyper-parameter of --grid", name, known)
         refused: list[InputError] = []
         for name in config.algorithms if config.grid and set(config.tasks) <= set(TASKS) else ():
             try:
