@@ -251,6 +251,7 @@ def _unknown_options(words: list[str], options: list[str]) -> str:
     Nearest is one whose last part is this name, or the shortest that begins with it, or else the most similar one.
     """
     found, peers = list[str](), [name for name, same in TRL_SAME.items() if same.option in options]
+    of_algorithm = [option for option in options if option.startswith("--algorithm")]
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
         ends_so = [option for option in options if option.rpartition(".")[2] == name.lstrip("-")]
@@ -259,6 +260,8 @@ def _unknown_options(words: list[str], options: list[str]) -> str:
             found += [] if found else [f"unexpected argument {word!r}"]  # or else the value of an option
         elif name == "--algorithm.without":
             found.append(f"{name} is for methods that lack a part in some runs, which this one does not: leave it out")
+        elif name.startswith("--algorithm.") and of_algorithm == ["--algorithm"]:
+            found.append(f"{name}: the algorithm has no hyper-parameters: give a function of them that returns it")
         elif near := next(iter([*ends_so, *begin_so]), None) or _nearest_option(name, options):
             found.append(f"unknown option {name}: did you mean {near}?")
         elif near := nearest(name.removeprefix("--").replace("-", "_"), peers):
