@@ -55,6 +55,7 @@ def test_their_signatures_are_of_the_settings() -> None:
         (lambda: least(0.5, nam="b"), "unknown argument of least 'nam': did you mean 'name'"),
         (lambda: on_actions(least), "the function least, which makes a part: call it"),
         (lambda: on_actions(at_step()), "the advantage is a function of 2 values"),
+        (lambda: stateless_part(raised), "@stateless_part stands above a function without paren"),  # type: ignore[arg-type]
         (lambda: on_actions(raised), "the advantage is raised, which makes a value of the type Transform"),
     ],
 )

@@ -11,6 +11,7 @@ from jaxrl_llm.core.objective import Objective, control
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.core.transform import State, Transform, chain, controller, counted, names_of, stateless
+from jaxrl_llm.utils.errors import InputError
 
 __all__ = [
     "Array", "Metrics", "Objective", "PolicyOutputs", "State", "Trajectories", "Transform", "batch_part", "chain",
@@ -58,6 +59,7 @@ def stateless_part(
 
     needs: of the transform.
     """
+    _check_needs("stateless_part", needs)
     return lambda function: settings_first(function, 1, functools.partial(stateless, needs=needs), Transform)
 
 
@@ -65,6 +67,7 @@ def counted_part(
     needs: Iterable[str] = (),
 ) -> Callable[[Callable[Concatenate[Any, Trajectories, Settings], Trajectories]], Callable[Settings, Transform]]:
     """`stateless_part` of a function of a step, a batch and settings: given the settings, it is a `counted`."""
+    _check_needs("counted_part", needs)
     return lambda function: settings_first(function, 2, functools.partial(counted, needs=needs), Transform)
 
 
@@ -75,7 +78,14 @@ def objective_part(
 ]:
     """Decorate a function of outputs, a batch and settings that returns loss and metrics: given the settings, it is an
     `Objective` with these needs."""
+    _check_needs("objective_part", needs)
     return lambda function: settings_first(function, 2, functools.partial(Objective, needs=names_of(needs)), Objective)
+
+
+def _check_needs(decorator: str, needs: Any) -> None:
+    """InputError for a decorator that was given the function itself in place of needs."""
+    if callable(needs):
+        raise InputError(f"@{decorator} stands above a function without parentheses: write @{decorator}()")
 
 
 def settings_first(
