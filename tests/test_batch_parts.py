@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,15 @@ import pytest
 
 from jaxrl_llm.advantages import on_actions
 from jaxrl_llm.core.annotations import Fraction
-from jaxrl_llm.core.parts import Trajectories, Transform, batch_part, stateless_part, step_part
+from jaxrl_llm.core.parts import (
+    Trajectories,
+    Transform,
+    batch_part,
+    objective_part,
+    stateless_part,
+    step_part,
+    surrogate_part,
+)
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -55,10 +65,43 @@ def test_their_signatures_are_of_the_settings() -> None:
         (lambda: least(0.5, nam="b"), "unknown argument of least 'nam': did you mean 'name'"),
         (lambda: on_actions(least), "the function least, which makes a part: call it"),
         (lambda: on_actions(at_step()), "the advantage is a function of 2 values"),
+        (lambda: stateless_part(raised), "@stateless_part stands above a function without paren"),  # type: ignore[arg-type]
         (lambda: on_actions(raised), "the advantage is raised, which makes a value of the type Transform"),
     ],
 )
 def test_settings_and_uses_that_are_wrong_are_one_clear_line(call: object, words: str) -> None:
     with pytest.raises(InputError, match=words) as error:
         call()  # type: ignore[operator]
+    assert "\n" not in str(error.value)
+
+
+@stateless_part()
+def forgotten(batch: Trajectories) -> Trajectories:
+    return None  # type: ignore[return-value]
+
+
+@objective_part()
+def of_rows(outputs: Any, batch: Any) -> Any:
+    return outputs, {}
+
+
+@surrogate_part
+def alone(ratio: Any, outputs: Any, batch: Any) -> Any:
+    return ratio
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: forgotten().apply.function((), None),
+            "what forgotten returns is None, but must be the batch, su",
+        ),
+        (lambda: of_rows().function(jnp.ones(3), None), r"what of_rows returns is .*, but must be \(loss, metrics by"),
+        (lambda: alone()(jnp.ones(3), None, None), r"what alone returns is .*, but must be \(gain of each token, stat"),
+    ],
+)
+def test_what_the_function_of_a_part_must_return_is_said(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        call()
     assert "\n" not in str(error.value)

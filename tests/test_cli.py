@@ -209,6 +209,9 @@ def test_the_options_are_those_of_the_algorithm_that_is_chosen(
     assert parse_config(["--config", str(tmp_path / "run.yaml"), "--algorithm.strength=3"]).hyperparameters == wanted
     assert main(["train", "--algorithm", "other", "--algorithm.clip-high", "1"]) == 2
     assert "--algorithm.clip-high" in capsys.readouterr().err
+    (tmp_path / "own.py").write_text("from jaxrl_llm.algorithms import get\n\nmine = get('dapo')\n")
+    assert main(["train", "--algorithm", f"{tmp_path}/own.py:mine", "--algorithm.clip-high", "1"]) == 2
+    assert "--algorithm.clip-high: the algorithm has no hyper-parameters: give a fun" in capsys.readouterr().err
 
 
 def test_any_configuration_can_be_given_as_options(tmp_path: Path) -> None:

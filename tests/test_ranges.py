@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
@@ -101,3 +102,8 @@ def test_parts_without_a_bound_are_made() -> None:
     assert objectives.constant("longest") is not None
     assert Population(seed=2**32 - 1).seed == 2**32 - 1
     assert advantages.whiten_advantages(ddof=0, epsilon=0.0) is not None
+
+
+def test_a_signature_shows_range_and_origin_in_short() -> None:
+    shown = str(inspect.signature(algorithms.constructor("grpo")).parameters["clip_low"])
+    assert shown.endswith("Annotated[float, Range(least=0), Origin.CODE] = 0.2")

@@ -31,6 +31,7 @@ FIGURES = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "prompts": 8, "length": 4.0
         ("export runs/none", "jaxrl export needs the folder to write, new or empty ("),
         ("eval runs/none --size", "Missing value for argument '--size' (jaxrl eval --help"),
         ("eval runs/none --sampels 2", "unknown option --sampels: did you mean --samples? ("),
+        ("eval none", "'none' is no folder, .gguf file or 'smollm2-135m', nor a hub name of the form owner/model"),
         ("demo --lr 1", "unknown option --lr ("),
         ("algorithms GPRO", "unknown algorithm 'GPRO': did you mean 'grpo'?"),
     ],

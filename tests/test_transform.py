@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.objective import Coefficient, Objective, in_turn
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import RunFacts, Transform, chain, counted, stateless
@@ -227,6 +228,23 @@ def test_batches_are_checked_where_they_come_in() -> None:
         whole.apply(batch_of([1, 2]), whole.init())  # type: ignore[arg-type]
     with pytest.raises(InputError, match="the state of a chain of 2 is of 1: start from its own init"):
         whole.apply(((),), batch_of([1, 2]))
+
+
+def test_what_a_transform_returns_is_checked() -> None:
+    batch = batch_of([1, 2])
+    for one, words in [
+        (stateless(lambda batch: batch.reward), r"what a transform returns is float32\[2\], but must be its state and"),
+        (
+            Transform(lambda: (), lambda state, batch: batch),
+            "what a transform returns is .*, but must be its state and",
+        ),
+        (chain(stateless(lambda batch: None)), "what a transform returns is None, but must be its state and the batch"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            one.apply(one.init(), batch)
+    wrong = Algorithm(stateless(lambda batch: batch.replace(advantages=jnp.ones(3))), Objective(first))
+    with pytest.raises(InputError, match=r"batch.advantages has the shape \[3\]"):
+        wrong.transform.apply(wrong.transform.init(), batch)
 
 
 def test_outputs_are_checked_where_they_come_in() -> None:

@@ -133,7 +133,7 @@ TRAINING: dict[str, str] = {
     "make_train(addition(), 'gropo')": "'gropo'.*'grpo'",
     "make_train(addition(), None)": "algorithm.*None",
     "make_train(addition(), algorithms.get('grpo').objective)": "algorithm.*Objective.*Algorithm",
-    "make_train('addition', 'grpo')": "task must be .*Task.*str",
+    "make_train('addition', 'grpo')": r"task must be .*Task.*str: give in_jax.tasks.get_task\('addition'\)",
     "make_train(addition, 'grpo')": "task.*addition.*call it",
     "make_train('grpo', addition())": "task must be .*Task.*str",
     "make_train(addition(), 'grpo', {'iterations': 3})": "settings.*dict",

@@ -70,7 +70,8 @@ def run_needs(**needs: str) -> Callable[[Decorated], Decorated]:
     """Decorate a method's function with needs that only some runs provide, `Facts.needs`; below `@method`."""
 
     def decorate(build: Decorated) -> Decorated:
-        build.__dict__["needs"] = needs
+        _check_below_method("run_needs", build)
+        build.__dict__["needs"] = {**needs, **getattr(build, "needs", {})}
         return build
 
     return decorate
@@ -80,10 +81,17 @@ def beside(part: str, what: str, provider: str) -> Callable[[Decorated], Decorat
     """Decorate a method's function with a part of its paper that is not here, `Facts.beside`; below `@method`."""
 
     def decorate(build: Decorated) -> Decorated:
+        _check_below_method("beside", build)
         build.__dict__["beside"] = {part: (what, provider), **getattr(build, "beside", {})}
         return build
 
     return decorate
+
+
+def _check_below_method(decorator: str, build: Callable[..., Any]) -> None:
+    """InputError for a decorator that `@method`, which reads what it says, does not see."""
+    if facts_of(build) is not None:
+        raise InputError(f"@{decorator} stands above @method, which reads it: write it below, next to the function")
 
 
 def _year_of(paper: str) -> int:
@@ -94,7 +102,7 @@ def _year_of(paper: str) -> int:
     """
     numbered = re.fullmatch(r"arXiv (\d\d)\d\d\.\d+", paper)
     if numbered is None:
-        raise InputError(f"{shown(paper)} is no number in arXiv, which has the year: give it too")
+        raise InputError(f"{shown(paper)} is no number in arXiv, which has the year: give year=... too")
     return 2000 + int(numbered[1])
 
 

@@ -43,6 +43,7 @@ def eval_command(arguments: list[str]) -> int:
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl eval", eval_command.__doc__, temperature_checks)
     from jaxrl_llm.data.prompt_rows import rows_digest
+    from jaxrl_llm.models.io.folders import check_source
     from jaxrl_llm.rewards import reward_digest
     from jaxrl_llm.training.folder.files import RunFolder, run_config
     from jaxrl_llm.training.inputs import evaluation_inputs
@@ -51,6 +52,8 @@ def eval_command(arguments: list[str]) -> int:
     changes |= {} if args.rewards is None else {"rewards": args.rewards, "eval_reward": None}
     config = dataclasses.replace(run_config(args.model), **changes)
     is_run = RunFolder(args.model, reading=True).is_run()
+    if not is_run:
+        check_source(args.model)
     output = partial(check_output_file, args.output)
     with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
         from jaxrl_llm.training.evaluation.evaluate import evaluate_as

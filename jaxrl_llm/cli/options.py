@@ -247,6 +247,8 @@ def _in_one_line(box: str, program: str, options: list[str]) -> str:
         choice, option, choices = wrong.groups()
         if near := nearest(choice, re.findall(r"'([^']*)'", choices)):
             said = f"{option}: invalid choice {choice!r}: did you mean {near!r}? It must be one of {choices}"
+    said = re.sub(r"invalid literal for int\(\) with base 10: ('.*')", r"\1 is not a whole number", said)
+    said = re.sub(r"could not convert string to float: ('.*')", r"\1 is not a number", said)
     return f"{said.rstrip('.')} ({program} --help lists the options)"
 
 
@@ -256,16 +258,29 @@ def _unknown_options(words: list[str], options: list[str]) -> str:
     Nearest is one whose last part is this name, or the shortest that begins with it, or else the most similar one.
     """
     found, peers = list[str](), [name for name, same in TRL_SAME.items() if same.option in options]
+    of_algorithm = [option for option in options if option.startswith("--algorithm")]
     for word in words:
         name = word.partition("=")[0].replace("_", "-")
         ends_so = [option for option in options if option.rpartition(".")[2] == name.lstrip("-")]
         begin_so = sorted((option for option in options if option.startswith(name)), key=len)
         if not word.startswith("--"):
             found += [] if found else [f"unexpected argument {word!r}"]  # or else the value of an option
-        elif near := next(iter([*ends_so, *begin_so]), None) or nearest(name, options):
+        elif name == "--algorithm.without":
+            found.append(f"{name} is for methods that lack a part in some runs, which this one does not: leave it out")
+        elif name.startswith("--algorithm.") and of_algorithm == ["--algorithm"]:
+            found.append(f"{name}: the algorithm has no hyper-parameters: give a function of them that returns it")
+        elif near := next(iter([*ends_so, *begin_so]), None) or _nearest_option(name, options):
             found.append(f"unknown option {name}: did you mean {near}?")
         elif near := nearest(name.removeprefix("--").replace("-", "_"), peers):
             found.append(f"unknown option {name}: did you mean {TRL_SAME[near].option}, which is TRL's {near}?")
         else:
             found.append(f"unknown option {name}")
     return "; ".join(found)
+
+
+def _nearest_option(name: str, options: list[str]) -> str | None:
+    """The option most similar to this one, compared without the section where both are of the same one."""
+    section, dot, last = name.rpartition(".")
+    inside = {one.removeprefix(section + dot): one for one in options if dot and one.startswith(section + dot)}
+    near = nearest(last, inside) if inside else nearest(name, options)
+    return inside.get(near, near) if near else None

@@ -85,7 +85,7 @@ class Rollout:
     provides: frozenset[str] = field(default_factory=frozenset)
     """Names of `jaxrl_llm.core.needs` that its episodes provide; "environment" where they have its reward."""
     columns: tuple[str, ...] = ()
-    """Columns of the data set that it reads."""
+    """Columns of the data set that it reads; "one|other" where a row has one of several."""
     demands: Demands = field(default_factory=Demands)
     drawing: Drawing | None = None
     """How the samples of the policy that learns are drawn; None: plainly, at the run's temperature. See `drawn`."""

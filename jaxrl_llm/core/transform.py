@@ -98,7 +98,7 @@ class StateInit:
 class Guarded:
     """`apply` of a transform, after a static check of the batch's shapes and dtypes (`check_batch`).
 
-    rows: what an algorithm does to a batch first (`selection.rows.counted_alone`). A `chain` leaves it to its own.
+    rows: what an algorithm does to a batch first (`trajectory.counted_alone`). A `chain` leaves it to its own.
     """
 
     function: Callable[[State, Trajectories], tuple[State, Trajectories]]
@@ -109,13 +109,19 @@ class Guarded:
             raise InputError("a transform was applied to (batch, state), but takes (state, batch): swap them")
         check_batch(batch)
         try:
-            return self.function(state, batch if self.rows is None else self.rows(batch))
+            after = self.function(state, batch if self.rows is None else self.rows(batch))
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
             if said := _explained(error, partial(self.function, state), batch):
                 raise InputError(said) from error
             raise
+        if not (isinstance(after, tuple) and isinstance(after[-1], Trajectories)):
+            found = after[-1] if isinstance(after, tuple) and after else after
+            raise InputError(f"what a transform returns is {in_words(found)}, but must be its state and the batch")
+        if self.rows is not None:  # of an algorithm; within it each transform checks what the one before returned
+            check_batch(after[1])
+        return after
 
 
 @part

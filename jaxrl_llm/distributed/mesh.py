@@ -73,7 +73,7 @@ def _filled(sizes: dict[str, int], devices: int) -> dict[str, int]:
 def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     """The devices along these axes; of several slices, whose network is slower than their links, along the first.
 
-    Those of a host stand together, so that each host can sample on its own (`on_hosts.by_unit`). A part of a TPU slice,
+    Those of a host stand together, so that each host can sample on its own (`hosts.by_unit`). A part of a TPU slice,
     of which JAX arranges none, stays in its order. InputError where neither "data" nor "fsdp" is a multiple of the
     number of slices.
     """

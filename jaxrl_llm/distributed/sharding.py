@@ -6,7 +6,7 @@ units), the second by its inputs, so that a layer communicates twice, each time 
 never. Experts are split by inner size too, each device holding a slice of every expert: whatever the router chooses,
 devices have the same load.
 
-Over "expert" experts are split whole, and tokens are exchanged (`models.moe`). It serves where slices of inner
+Over "expert" experts are split whole, and tokens are exchanged (`models.layers.moe`). It serves where slices of inner
 units would be too narrow for a matrix unit, and it is an axis of rows for all else.
 
 Over "fsdp" weights, moments and master copies are stored in shards (`fully_sharded`; ZeRO-3), split over another axis
@@ -44,7 +44,7 @@ def parameter_specs(
 ) -> dict[str, Any]:
     """A PartitionSpec for each parameter, in a pytree like the parameters.
 
-    stacked: the layers are one dict of arrays with a leading layer axis, else a tuple of dicts (`decoder.unstack`).
+    stacked: the layers are one dict of arrays with a leading layer axis, else a tuple of dicts (`stacks.unstack`).
     adapted: parameters whose adapters (`models.lora`) get specs too, where they have some; stacked or not.
     Without an axis "tensor" or "expert" in the mesh, or with those of size 1, everything is replicated.
     """

@@ -32,7 +32,7 @@ def roll_out(
     The prompt goes through the model token by token too, so that the decoder is compiled only once. Always
     draws T tokens: those after a row's end are masked. Raises InputError for
     prompts of another shape or dtype. In a task of several turns (`Task.given`) the environment's tokens are put in
-    their places, and end a row as the policy's do; those of a `Task.environment` are played with it, `turns.converse`.
+    their places, and end a row as the policy's do; those of a `Task.environment` are played with it, `converse`.
     """
     check_array("prompts", prompts, INTEGERS, ("prompts", task.prompt_length + task.hidden))
     P, T = task.prompt_length, task.completion_length
@@ -79,7 +79,7 @@ def sample_batch(
     seed: of the noise of the policy's population, uint32[]; then row n is of its member n, which is greedy.
 
     Rewards are what training is told (`Task.observe`); `true_reward` tells the truth. by_turn: with an environment the
-    rewards of turns are apart from the rest; see `turns.sample_episodes`.
+    rewards of turns are apart from the rest; see `sample_episodes`.
     """
     if task.environment is not None:
         return sample_episodes(policy, params, task, task.environment, key, step, prompts, group_size, by_turn)

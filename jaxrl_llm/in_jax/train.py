@@ -47,7 +47,7 @@ from jaxrl_llm.in_jax.settings import (
     unsupported_parts,
 )
 from jaxrl_llm.in_jax.steps import draw_steps
-from jaxrl_llm.in_jax.tasks import Task
+from jaxrl_llm.in_jax.tasks import TASKS, Task
 from jaxrl_llm.in_jax.tasks.task import replayed
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.teacher import with_head
@@ -119,6 +119,8 @@ def make_train(
     the task's prompts and pairs (`Task.pairs`). Raises InputError for another task, method or setting, and `train` for
     another key, number or start, or where a method needs what the laboratory does not provide.
     """
+    if isinstance(task, str) and task in TASKS:
+        raise InputError(f"task must be of the type Task, but is of the type str: give in_jax.tasks.get_task({task!r})")
     expect("task", task, Task)
     check_lab_settings(settings)
     make = build_of(algorithm)

@@ -67,7 +67,7 @@ _under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teach
 
 @dataclass(frozen=True)
 class LearnerModels:
-    """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
+    """`core.needs.types.Models` of a batch: one forward pass for all that is read of a policy."""
 
     policy: Policy
     params: Params

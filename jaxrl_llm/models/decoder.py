@@ -62,7 +62,7 @@ def run(
     these tokens, [layers, E] each, zeros of layers without experts). absorbed: see `latent.latent_heads`. again:
     the memory that a layer gets which attends to another's keys, made of what that one got and what it left; the former
     by default. flow: of layers that carry states; a model without any needs none. mixed: what the model sees in
-    place of some tokens, see `embedding.embed`. For the other arguments see `forward`.
+    place of some tokens, see `embed`. For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype
     x = placement.states(embed(params, config, tokens, dtype, mixed).astype(activations or dtype), False)

@@ -4,7 +4,7 @@ A projection W with an adapter computes x W + (alpha / r) (x A) B, where A is [i
 adapters are a pytree of their own, in the shape of the parameters: A and B of the weight "query" are "query_lora_in"
 and "query_lora_out" in the same dictionary of a layer. The factor alpha / r is not trained, so it belongs to the frozen
 part: "lora_scale", one number a layer (see `scaled`). The policy gets both parts as one pytree (`parameters.combine`),
-and its projections add what their adapters give (`layers.project`).
+and its projections add what their adapters give (`projections.project`).
 
 The sampler decodes with unmerged adapters: the same arithmetic as the trainer's in every dtype, and no second copy of
 the weights. Merged weights decode some 10 % faster on CPUs, but in bfloat16 they lose what the adapters add

@@ -56,7 +56,7 @@ class Placement(NamedTuple):
     heads: Callable[[jax.Array], jax.Array]  # queries, keys or values [N, L, heads, h], for attention
     tokens: Callable[[jax.Array], jax.Array]  # [N, L, H, h] that attention gives, for the projection
     units: Callable[[jax.Array], jax.Array]  # [N, L, inner units] of the MLP
-    joined: frozenset[str]  # projections that are one product with their adapters, see `layers.joined_product`
+    joined: frozenset[str]  # projections that are one product with their adapters, see `projections.joined_product`
     turned: Turned | None  # norm and rotation of heads by a kernel; None: in JAX
     routed: tuple[tuple[str, ...], tuple[str, ...]]  # axes of the mesh over which [N, L, D] goes through experts
     gathers: bool  # whether `weights` gathers them

@@ -25,9 +25,9 @@ def names() -> list[str]:
 def get_reward(spec: str, folder: str | os.PathLike[str] = ".") -> Reward:
     """The reward of a spec `NAME[*WEIGHT]`; the weight is 1 by default.
 
-    NAME is one of `names()`, some of which take an argument such as `format_match(REGEX)`, `path/to/file.py:FUNCTION`
-    `package.module:FUNCTION`, or a model by its folder or name on the hub: `model:PATH` (`models.ModelReward`),
-    `steps:PATH`, `sentences:PATH` or `worst_step:PATH` (`step_models.StepReward`).
+    NAME is one of `names()`, some of which take an argument such as `format_match(REGEX)`, `path/to/file.py:FUNCTION`,
+    `package.module:FUNCTION`, or a model by its folder or name on the hub: `model:PATH` (`models.whole.ModelReward`),
+    `steps:PATH`, `sentences:PATH` or `worst_step:PATH` (`models.steps.StepReward`).
     `environment` is what the environment of an episode gave for it. A function is loaded and called in a process of its
     own with the working directory `folder`; see `process.ProcessFunction`. The process can be killed, but it is not
     sandboxed: the code must be trusted.

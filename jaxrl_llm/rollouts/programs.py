@@ -5,7 +5,7 @@ And rollouts that are drawn otherwise: through a hook of the sampler, with soft 
 
 import math
 from asyncio import gather
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec
 
@@ -39,13 +39,19 @@ def program_part(
 ]:
     """Decorate an async function of tools, a task and settings: given the settings, it is the `Rollout` of a program.
 
-    name, columns: may hold settings in braces; a column that is a setting is none where that is None. demands: or a
-    function of the settings, which are its keyword arguments.
+    name, columns: may hold settings in braces; a column that is a setting is none where that is None, or what stands
+    after it, "{column}|completion|answer": rows have one of these. demands: or a function of the settings, which are
+    its keyword arguments.
     """
+
+    def read_by(given: Mapping[str, Any]) -> Iterator[str]:
+        for one in columns:
+            setting, _, otherwise = one.partition("|")
+            yield otherwise if given.get(setting.strip("{}"), setting) is None else setting.format(**given)
 
     def made(program: Any) -> Rollout:
         given = program.settings
-        read = tuple(one.format(**given) for one in columns if given.get(one.strip("{}"), one) is not None)
+        read = tuple(filter(None, read_by(given)))
         wanted = demands(**given) if callable(demands) else demands or Demands()
         return Rollout(program, name.format(**given), frozenset(provides), read, wanted)
 

@@ -37,7 +37,8 @@ def batch_metrics(found: Sequence[Scored], seconds: float) -> dict[str, float]:
         if not np.isnan(values).all():
             out[f"rewards/{name}"] = np.nanmean(values)
         out[f"rewards/{name}/scored"] = 1.0 - np.isnan(values).mean()
-        out[f"rewards/{name}/failed"] = sum(scored.failures[name] for scored in found) / len(reward)
+        failed = sum(scored.failures[name] for scored in found)
+        out[f"rewards/{name}/failed"] = failed / max(len(reward), failed)  # failed groups leave no rows
     out |= {
         "completion/length": length.mean(),
         "completion/longest": length.max(),

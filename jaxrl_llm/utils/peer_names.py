@@ -1,7 +1,8 @@
 """Names of options, rewards and commands in TRL, and of methods in others, and what they are here.
 
-Names are written with underscores and without leading dashes. `SAME` has those that mean what an option here means,
-which are read as it; `OTHER` those that something else takes the place of. `peer_overrides` has verl's and Tunix's.
+Names are written with underscores and without leading dashes. `TRL_SAME` has those that mean what an option here
+means, which are read as it; `TRL_OTHER` those that something else takes the place of. `cli.peer_overrides` has verl's
+and Tunix's.
 """
 
 from typing import NamedTuple

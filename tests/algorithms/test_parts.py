@@ -12,7 +12,7 @@ import pytest
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import method_card, page
-from jaxrl_llm.algorithms.method import Facts, facts_of, method
+from jaxrl_llm.algorithms.method import Facts, beside, facts_of, method, run_needs
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, missing, names_in
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.core.algorithm import Algorithm
@@ -55,8 +55,21 @@ def test_the_year_is_that_of_the_paper_unless_another_is_given() -> None:
         facts = facts_of(method(paper=paper, year=given, test="")(made))
         assert facts is not None
         assert facts.year == year
-    with pytest.raises(InputError, match="'Machine Learning 8' is no number in arXiv, which has the year: give it too"):
+    with pytest.raises(InputError, match="'Machine Learning 8' is no number in arXiv, which has the year: give year="):
         method(paper="Machine Learning 8", test="")
+
+
+def test_decorators_that_method_reads_stand_below_it() -> None:
+    def made() -> Algorithm:
+        raise AssertionError
+
+    facts = facts_of(method(paper="arXiv 2412.18279", test="")(run_needs(a="one")(run_needs(b="two")(made))))
+    assert facts is not None
+    assert facts.needs == {"a": "one", "b": "two"}
+    done = method(paper="arXiv 2412.18279", test="")(made)
+    for decorate in (run_needs(guided="hints"), beside("part", "what", "provider")):
+        with pytest.raises(InputError, match="stands above @method, which reads it: write it below"):
+            decorate(done)
 
 
 def test_facts_say_what_is_missing() -> None:

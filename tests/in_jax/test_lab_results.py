@@ -317,6 +317,7 @@ def test_runs_are_spread_over_cores_where_jax_has_not_begun(monkeypatch: pytest.
         ({"tasks": ("addition", "addition")}, "tasks names addition twice"),
         ({"algorithms": ("grpo",), "grid": {"clip_low": (0.2, -1.0)}}, "clip.low.* is -1"),
         ({"grid": {"learning_rate": (-1.0,)}}, "learning_rate is -1"),
+        ({"grid": {"learnin_rate": (0.1,)}}, "hyper-parameter of --grid 'learnin_rate': did you mean 'learning_rate'"),
         ({"grid": {"learning_rate": (math.nan,)}}, "learning_rate.* is nan"),
         ({"tasks": "addition"}, "tasks of LabConfig is 'addition', but must be a list"),
     ],

@@ -80,7 +80,7 @@ def tool_in_python(prompt: list[int], replies: list[list[int]]) -> tuple[list[li
 
 
 def search_in_python(prompt: list[int], replies: list[list[int]]) -> tuple[list[list[int]], list[float], bool, float]:
-    """As `maze_in_python`; the observation of a search is its term, see `same_observations`."""
+    """As `maze_in_python`; the observation of a search is its term."""
     seen, rewards, found, final, over = [[-1]], [], 0, 0.0, False
     for verb, term in replies:
         if over:

@@ -132,7 +132,7 @@ class Ran:
         held: Mapping[GroupKey, Held] = MappingProxyType({}),
         **settings: Any,
     ) -> None:  # fmt: skip
-        """within: see `mirrored_engine.in_lockstep`, without its hosts."""
+        """within: see `multihost_gather.in_lockstep`, without its hosts."""
         self.engines: list[FakeEngine] = []
         self.draws: list[Draws] = []  # from what each of them draws
 

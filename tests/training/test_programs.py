@@ -13,9 +13,11 @@ import pytest
 import tiny_runs as runs
 from test_resume import assert_same_run, kill
 
+from jaxrl_llm import algorithms
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.rollout import check_columns
 from jaxrl_llm.utils.errors import InputError
 
 WORLDS = Path(__file__).parent / "worlds.py"
@@ -165,3 +167,13 @@ def test_a_column_that_no_prompt_has(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the rollout hinted\(clue\) reads the column 'clue', which no prompt has"):
         loop.train(config)
     assert not Path(config.output).exists()
+
+
+def test_texts_to_learn_are_in_one_of_two_columns() -> None:
+    config, method = TrainConfig(algorithm="sft"), algorithms.get("sft")
+    for column in ("completion", "answer"):
+        check_columns(config, method, [{"prompt": "a", column: "b"}])
+    with pytest.raises(InputError, match="written_completions reads the column 'completion' or 'answer', which no pro"):
+        check_columns(config, method, [{"prompt": "a", "chosen": "b"}])
+    with pytest.raises(InputError, match="reads the column 'text', which no prompt has"):
+        check_columns(config, algorithms.get("sft", column="text"), [{"prompt": "a", "answer": "b"}])

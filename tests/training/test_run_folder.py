@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_one_is_said_before_anything_is_made(tmp_path: P
     [
         ({"steps": "many"}, "steps is str 'many', but must be a whole number"),
         ({"optimizer": 3}, "optimizer is 3, but must hold settings by name"),
-        ({"stepps": 3}, "unknown setting 'stepps'"),
+        ({"stepps": 3}, "unknown setting 'stepps'.*; a run of another version of jaxrl_llm is read by that version"),
         ({"started_in": 3}, "started_in is 3, but must be a folder"),
     ],
 )

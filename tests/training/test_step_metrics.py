@@ -119,3 +119,10 @@ def test_one_of_something_is_singular() -> None:
     assert "on 1 held-out prompt, 2.0 tokens" in accuracy_line(figures)
     assert "on 1 prompt of a.jsonl, " in accuracy_line(figures, "prompts of a.jsonl")
     assert "on 2 prompts of a.jsonl, " in accuracy_line({**figures, "prompts": 2}, "prompts of a.jsonl")
+
+
+def test_no_more_than_all_samples_count_as_failed() -> None:
+    """Groups that failed leave one row without actions, whatever number of samples their rewards failed on."""
+    left = scored([0.0], [0], tokens=0, a=[0.0])
+    left.failures["a"] = 2
+    assert batch_metrics([left], seconds=1.0)["rewards/a/failed"] == 1.0

@@ -34,7 +34,7 @@ def adora(
     "difficulty", at most the share `hard` of the samples is correct; "or" and "and" of both. Wrong samples that are
     truncated, or have max_length tokens (4054 where None), are ignored. edges, for groups without a correct sample or a
     wrong one that is not ignored: "strict" is the released code for text, "lenient" that for images
-    (`difficulty.length_gain`).
+    (`length_gain`).
 
     The code has the length rule with weights 1 and 0.1. According to reviews of the paper this is its choice for
     images; for text it combines both rules, in an unspecified way, with weights 2 and 1. The code's rewards need

@@ -220,6 +220,6 @@ def heated(rollout: Rollout) -> Rollout:
     """A rollout whose tokens are drawn at temperatures by entropy, with the levels in the controls of the last update.
 
     Before the first update all tokens have the run's temperature. Provides the levels of each episode,
-    info["level_tau"] and others (`entropy_levels.ENTRIES`), from which the update computes the same temperatures.
+    info["level_tau"] and others (`ENTRIES`), from which the update computes the same temperatures.
     """
     return hooked(rollout, BY_LEVEL, ("level_tau",))

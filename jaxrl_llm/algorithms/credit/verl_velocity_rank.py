@@ -38,7 +38,7 @@ def verl_velocity_rank(
     without a bonus at the first step. place: on "all" tokens, as in the formula, or the "last", as in the released
     code. start: running means start at "zero", as in the code, which makes the first d large, or at the "first"
     batch's. The rest is GRPO with clip_low, clip_high, kl_coefficient (k3), entropy_coefficient and average (the code
-    has a token mean). Measures: `effective_rank.rank_measures`.
+    has a token mean). Measures: `core.needs.computed.rank_measures`.
     """
     objective = grpo(clip_low, clip_high, kl_coefficient, entropy_coefficient, average=average).objective
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)

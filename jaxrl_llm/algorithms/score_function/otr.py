@@ -33,7 +33,7 @@ def otr(
     Supervised texts as one-step episodes: at each position K tokens are drawn from the model at a temperature k above
     1; those equal to the label x have reward 1, the others beta = penalty <= 0, and REINFORCE on them replaces
     cross-entropy. The labels are the tokens of the texts in `column` of the data set
-    (`rollouts.guidance.demonstrated`): nothing is sampled, and a run has group_size 1.
+    (`rollouts.guidance.responses.demonstrated`): nothing is sampled, and a run has group_size 1.
 
         loss_t = -(1/K) sum_k R(a_k) log p(a_k),    a_k ~ q = softmax(z / temperature),  R(x) = 1, else beta
 

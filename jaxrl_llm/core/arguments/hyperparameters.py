@@ -29,6 +29,9 @@ class Origin(StrEnum):
     OURS = "ours"
     RUN = "the run's"  # default None, filled in by the run
 
+    def __repr__(self) -> str:
+        return f"Origin.{self.name}"
+
 
 Paper = Annotated[Kind, Origin.PAPER]
 Code = Annotated[Kind, Origin.CODE]

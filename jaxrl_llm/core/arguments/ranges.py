@@ -25,6 +25,9 @@ class Range(NamedTuple):
         """Those that there are, by name."""
         return {name: limit for name, limit in self._asdict().items() if limit is not None}
 
+    def __repr__(self) -> str:
+        return f"Range({', '.join(f'{name}={limit}' for name, limit in self.limits.items())})"
+
 
 NonNegative = Annotated[float, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]

@@ -39,7 +39,7 @@ from jaxrl_llm.in_jax.train import (
 )
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.utils.errors import InputError, gather, require_choice
+from jaxrl_llm.utils.errors import InputError, gather, require_choice, unknown
 from jaxrl_llm.utils.process import use_compile_cache
 
 
@@ -81,9 +81,10 @@ def check_config(config: LabConfig) -> None:
     gather(*(partial(constructor, name) for name in config.algorithms))
 
     def grid() -> None:
+        known = set[str]().union(*map(grid_parameters, config.algorithms))
         for name in config.grid:
-            if not any(name in grid_parameters(method) for method in config.algorithms):
-                raise InputError(f"--grid {name}: none of the algorithms has this hyper-parameter")
+            if name not in known:
+                raise unknown("hyper-parameter of --grid", name, known)
         refused: list[InputError] = []
         for name in config.algorithms if config.grid and set(config.tasks) <= set(TASKS) else ():
             try:

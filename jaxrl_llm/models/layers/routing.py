@@ -51,9 +51,9 @@ def routing_of(routing: Routing, policy: Policy, batch: Trajectories) -> Routing
 def of_all_rows(experts: jax.Array, batch: Trajectories) -> jax.Array:
     """Experts of all tokens, int[N, L, layers, k], where those of tokens that rows share are recorded in one of them.
 
-    experts: NOT_RECORDED where another row that begins with the same tokens has them (`packing.packed_states`). Rows
-    that begin alike are found by a hash of 32 bits of their tokens so far; should two differ in spite of it, one token
-    of one of them is replayed with the experts of the other.
+    experts: NOT_RECORDED where another row that begins with the same tokens has them (`packed_states.packed_states`).
+    Rows that begin alike are found by a hash of 32 bits of their tokens so far; should two differ in spite of it, one
+    token of one of them is replayed with the experts of the other.
     """
 
     def one(key: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -56,7 +56,7 @@ def policy_outputs(
     mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
 
     Where "perturbation" f32[N] is wanted, of the row's member of the policy's population and differentiable (see
-    `members.perturbations`), no token goes through the model: log-probabilities and entropies are the sampler's, and
+    `by_row.perturbations`), no token goes through the model: log-probabilities and entropies are the sampler's, and
     there is nothing else.
 
     Of a reward model log-probabilities and entropies are 0, and "scores" [N, L, labels] those of the token before each

@@ -84,7 +84,7 @@ def judged_completions(mismatched: bool = False) -> Rollout:
     )  # fmt: skip
 
 
-@program_part("written_completions", columns=["{column}"], demands=given_rows(1))
+@program_part("written_completions", columns=["{column}|completion|answer"], demands=given_rows(1))
 async def written_completions(
     tools: Tools, task: Task, column: str | None = None, turns: Literal["last", "all"] = "last"
 ) -> list[Episode]:

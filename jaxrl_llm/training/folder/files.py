@@ -132,7 +132,8 @@ class RunFolder:
         except InputErrors as errors:
             raise InputErrors(f"{self.config}: {problem}" for problem in errors.problems) from None
         except InputError as error:
-            raise InputError(f"{self.config}: {error}") from None
+            other = "; a run of another version of jaxrl_llm is read by that version" if error.known else ""
+            raise InputError(f"{self.config}: {error}{other}") from None
         return located(config, seen_from)
 
     def started_in(self) -> str:

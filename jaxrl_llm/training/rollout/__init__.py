@@ -232,8 +232,10 @@ def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapp
     """InputError if the rollout reads a column that the prompts do not have. All rows have the same columns."""
     rollout = rollout_of(config, algorithm)
     for column in rollout.columns:
-        if not any(column in row for row in rows[:1]):
-            raise InputError(f"the rollout {rollout.name} reads the column {column!r}, which no prompt has")
+        names = column.split("|")  # of which a row has one
+        if not any(name in row for row in rows[:1] for name in names):
+            listed = " or ".join(map(repr, names))
+            raise InputError(f"the rollout {rollout.name} reads the column {listed}, which no prompt has")
     if any(whole_text(row) is not None for row in rows[:1]) and not rollout.demands.given:
         raise InputError(
             f"the rows are whole texts (column text), after which nothing is sampled, but {config.algorithm} samples: "
