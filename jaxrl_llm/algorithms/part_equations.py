@@ -24,7 +24,7 @@ ESTIMATORS = {"k1": "{l}", "k2": r"\tfrac{{1}}{{2}} ({l})^2", "k3": r"e^{{-{l}}}
 def latex(value: Any) -> str:
     """A number, or what a coefficient is called if it is a control or a function.
 
-    >>> number(0.0003), number(1e-06), number("beta"), number(2e-08)
+    >>> latex(0.0003), latex(1e-06), latex("beta"), latex(2e-08)
     ('0.0003', '10^{-6}', '\\\\lambda_{\\\\text{beta}}', '2 \\\\times 10^{-8}')
     """
     if isinstance(value, str):

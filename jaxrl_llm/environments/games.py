@@ -107,7 +107,7 @@ class TalkGame(TextGame):
 def with_sayings(information: str, said: Mapping[str, str]) -> str:
     """The name of an information set, or a message, with texts in place of the names of `sayings`.
 
-    >>> told("the adviser says <1.0>", {"<1.0>": "Go left."})
+    >>> with_sayings("the adviser says <1.0>", {"<1.0>": "Go left."})
     'the adviser says Go left.'
     """
     return SAYING.sub(lambda name: said.get(name[0], name[0]), information)

@@ -65,7 +65,7 @@ def finite(value: Any, name: str) -> float:
 def yes_or_no(value: Any, name: str) -> bool:
     """A yes or no of that name which an environment gave. RuntimeError for anything but booleans, 0 and 1.
 
-    >>> flag(0, "done"), flag(True, "done")
+    >>> yes_or_no(0, "done"), yes_or_no(True, "done")
     (False, True)
     """
     one = getattr(value, "item", lambda: value)() if getattr(value, "shape", None) == () else value

@@ -5,7 +5,6 @@ The functions of arrays that parts compute with are in `jaxrl_llm.objectives.fun
 
 from jaxrl_llm.objectives.averages import (
     Average,
-    Mean,
     average_by_name,
     averaged,
     constant,
@@ -32,7 +31,7 @@ from jaxrl_llm.objectives.penalties import (
 )
 from jaxrl_llm.objectives.policy_gradient import clipped_policy, policy_gradient, regularised
 from jaxrl_llm.objectives.preference.by_name import loss_named
-from jaxrl_llm.objectives.preference.losses import PairLoss, weighted_losses
+from jaxrl_llm.objectives.preference.losses import weighted_losses
 from jaxrl_llm.objectives.preference.pairs import coupled, discriminative, preference
 from jaxrl_llm.objectives.preference.pairwise import (
     all_pairs,
@@ -43,10 +42,9 @@ from jaxrl_llm.objectives.preference.pairwise import (
     shared_length,
 )
 from jaxrl_llm.objectives.preference.verdicts import mismatched_kl, verdicts
-from jaxrl_llm.objectives.ratios import Ratio, log_ratio_to, sequence_ratio, span_ratio, token_ratio
+from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
 from jaxrl_llm.objectives.row_averages import by_rows
 from jaxrl_llm.objectives.surrogates import (
-    Surrogate,
     clip,
     geometric_clip,
     gradient_preserving_clip,
@@ -55,18 +53,17 @@ from jaxrl_llm.objectives.surrogates import (
     token_clip,
     unclipped,
 )
-from jaxrl_llm.objectives.values import head_value_loss, huber, needed_output, value_loss
+from jaxrl_llm.objectives.values import head_value_loss, huber, value_loss
 from jaxrl_llm.objectives.weights import by_sign, capped, clipped, gamma, product, within, within_divergence
 
 __all__ = [
-    "Average", "Mean", "PairLoss", "Ratio", "Surrogate", "all_pairs", "average_by_name", "averaged", "best_and_worst",
-    "by_rows", "by_sign", "capped", "chosen_likelihood", "clip", "clipped", "clipped_policy", "constant",
-    "count_tokens", "coupled", "discriminative", "distillation", "divergence_rejection", "entropy", "entropy_corridor",
-    "entropy_target", "gamma", "geometric_clip", "gradient_preserving_clip", "head_value_loss", "huber", "imitation",
-    "importance_correction", "kl", "likelihood_preserving", "log_probability", "log_ratio_to", "loss_named", "mean_by",
-    "mismatched_kl", "needed_output", "on_policy_weights", "pairwise", "policy_gradient", "preference", "product",
-    "prompt_mean", "ratio_variance", "regularised", "right_answers", "scale_by_info", "sequence_mean", "sequence_ratio",
-    "sequence_sum", "shared_length", "slice_token_mean", "soft_gate", "span_ratio", "token_clip", "token_groups",
-    "token_mean", "token_ratio", "towards_teacher", "unclipped", "value_loss", "verdicts", "weighted_losses", "within",
-    "within_divergence",
+    "Average", "Ratio", "all_pairs", "average_by_name", "averaged", "best_and_worst", "by_rows", "by_sign", "capped",
+    "chosen_likelihood", "clip", "clipped", "clipped_policy", "constant", "count_tokens", "coupled", "discriminative",
+    "distillation", "divergence_rejection", "entropy", "entropy_corridor", "entropy_target", "gamma", "geometric_clip",
+    "gradient_preserving_clip", "head_value_loss", "huber", "imitation", "importance_correction", "kl",
+    "likelihood_preserving", "log_probability", "loss_named", "mean_by", "mismatched_kl", "on_policy_weights",
+    "pairwise", "policy_gradient", "preference", "product", "prompt_mean", "ratio_variance", "regularised",
+    "right_answers", "scale_by_info", "sequence_mean", "sequence_ratio", "sequence_sum", "shared_length",
+    "slice_token_mean", "soft_gate", "span_ratio", "token_clip", "token_groups", "token_mean", "token_ratio",
+    "towards_teacher", "unclipped", "value_loss", "verdicts", "weighted_losses", "within", "within_divergence",
 ]  # fmt: skip

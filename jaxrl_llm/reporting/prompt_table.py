@@ -135,7 +135,7 @@ def _as_text(table: PromptTable) -> str:
     """The table for a terminal.
 
     >>> one = PromptRow(7, "What is 2 + 3?", "rose", 4, 1, 9, 0.25, 1.0, "▁▅█", 1, 0, "solved")
-    >>> print(as_text(PromptTable([one], {"rose": 3}, "solve rate", 3, 10, 9, 4, {}, {"solved": 2}, 9, False)))
+    >>> print(_as_text(PromptTable([one], {"rose": 3}, "solve rate", 3, 10, 9, 4, {}, {"solved": 2}, 9, False)))
     3 of 10 prompts tried: 3 rose. 9 groups, 4 with equal rewards.
     Left out after step 9: 2 solved.
     prompt  groups  steps  solve rate           left out
@@ -173,7 +173,7 @@ def groups_text(table: PromptTable) -> str:
 def counts_in_words(counts: dict[str, int]) -> str:
     """Counts with their names, the largest first.
 
-    >>> listed({"rose": 3, "fell": 1200})
+    >>> counts_in_words({"rose": 3, "fell": 1200})
     '1,200 fell, 3 rose'
     """
     return ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items(), key=lambda one: -one[1]))

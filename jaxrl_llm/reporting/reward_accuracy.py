@@ -42,7 +42,7 @@ class Accuracy(NamedTuple):
 def credit(one: Rated) -> float:
     """The probability that an answer drawn among those with the best score is right: of a pair 1, 0, or 1/2 if equal.
 
-    >>> [credit(Scored([2.0], wrong)) for wrong in ([1.0], [2.0], [3.0], [2.0, 2.0, 0.0])]
+    >>> [credit(Rated([2.0], wrong)) for wrong in ([1.0], [2.0], [3.0], [2.0, 2.0, 0.0])]
     [1.0, 0.5, 0.0, 0.3333333333333333]
     """
     best = max(*one.right, *one.wrong)

@@ -149,7 +149,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 def concatenate_entries(parts: Iterable[tuple[Entries, int]]) -> Entries:
     """The entries of several lists of completions, one after the other; with each the number of its completions.
 
-    >>> joined([({"tests": [[1.0]]}, 1), ({"answer_key": ["4", None]}, 2)])
+    >>> concatenate_entries([({"tests": [[1.0]]}, 1), ({"answer_key": ["4", None]}, 2)])
     {'tests': [[1.0], None, None], 'answer_key': [None, '4', None]}
     """
     listed = list(parts)

@@ -34,7 +34,7 @@ def unweighted(spec: str) -> str:
 def component_name(spec: str) -> str:
     """The name of a reward's component, in a text that may add a file, arguments and a weight; of a model its folder's.
 
-    >>> [component(one) for one in ("my.py:sound*0", "format_match(a:b*)*0.2", "steps:runs/judge*0.5")]
+    >>> [component_name(one) for one in ("my.py:sound*0", "format_match(a:b*)*0.2", "steps:runs/judge*0.5")]
     ['sound', 'format_match', 'judge']
     """
     name = unweighted(spec)
@@ -46,7 +46,7 @@ def component_name(spec: str) -> str:
 def weights_in_words(specs: Sequence[str]) -> str:
     """The components of rewards with their weights, in the order of the specs.
 
-    >>> weights_of(["my.py:sound*0.5", "number_match"])
+    >>> weights_in_words(["my.py:sound*0.5", "number_match"])
     'sound=0.5,number_match=1'
     """
     rest = [spec.strip().removeprefix(unweighted(spec)).lstrip(" *") for spec in specs]

@@ -209,7 +209,7 @@ def boxed(text: str) -> str | None:
 def stated_answer(text: str) -> str | None:
     r"""The answer that a response states last: \boxed{...}, else <answer>...</answer>, else its last number; or None.
 
-    >>> final_answer(r"so \boxed{\frac{1}{2}}, that is 0.5"), final_answer("it is 4, or 5."), final_answer("no")
+    >>> stated_answer(r"so \boxed{\frac{1}{2}}, that is 0.5"), stated_answer("it is 4, or 5."), stated_answer("no")
     ('\\frac{1}{2}', '5', None)
     """
     if (start := text.rfind(r"\boxed{")) >= 0:

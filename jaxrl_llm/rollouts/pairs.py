@@ -56,8 +56,8 @@ def best_and_worst_of(rollout: Rollout | None = None) -> Rollout:
 def best_and_worst_place(scores: Sequence[float]) -> tuple[int, int]:
     """Places of the highest score and of another one, the lowest; NaN only where fewer than two are known.
 
-    >>> ends_of([1.0, 3.0, float("nan"), 0.0, 3.0]), ends_of([1.0, 1.0, 1.0]), ends_of([float("nan"), 2.0])
-    ((1, 3), (0, 1), (1, 0))
+    >>> [best_and_worst_place(scores) for scores in ([1.0, 3.0, np.nan, 0.0, 3.0], [1.0, 1.0, 1.0], [np.nan, 2.0])]
+    [(1, 3), (0, 1), (1, 0)]
     """
     values = np.asarray(scores, np.float64)
     best = int(np.argmax(np.where(np.isnan(values), -np.inf, values)))

@@ -208,5 +208,5 @@ def test_equal_rewards_leave_the_penalty_alone() -> None:
 def test_bad_hyperparameters_are_refused() -> None:
     with pytest.raises(InputError, match="scale"):
         grpo(scale="variance")
-    with pytest.raises(InputError, match="low is"):
+    with pytest.raises(InputError, match="low of clip is"):
         grpo(clip_low=1.5)

@@ -104,3 +104,29 @@ def test_notebooks_and_their_outputs_import_what_exists(notebook: Path) -> None:
     for module, names in imports:
         for name in names.split(", "):
             assert name in NAMES[module] or f"{module}.{name}" in NAMES, f"{module}.{name}"
+
+
+# Names that mean the same in two packages, or whose package says what they are.
+SHARED = {
+    "Comparison", "Engine", "Environment", "Experience", "Limits", "Population", "Task", "apart", "check_rows",
+    "check_settings", "compare", "constructor", "family", "get", "given", "loaded", "names", "names_of", "prepare",
+    "run", "score", "search", "shown", "softmax", "take", "update", "write_report",
+}  # fmt: skip
+
+
+def test_a_name_has_one_meaning() -> None:
+    """No other module defines the name of a function or class that modules import, but for those of `SHARED`."""
+    defined: dict[str, set[str]] = {}
+    imported = set[tuple[str, str]]()
+    for module, tree in TREES.items():
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                defined.setdefault(node.name, set()).add(module)
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+        imported |= {(str(node.module), one.name) for node in imports for one in node.names}
+    several = {
+        name: sorted(modules)
+        for name, found in defined.items()
+        if len(modules := {one for one in found if (one, name) in imported and one.startswith("jaxrl_llm.")}) > 1
+    }
+    assert set(several) == SHARED, [several.get(name, name) for name in set(several) ^ SHARED]

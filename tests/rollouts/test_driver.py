@@ -395,9 +395,9 @@ def test_weights_are_let_go_of_without_a_look_for_cycles() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"oversample": 0.9}, "oversample is 0.9, but must be at least 1"),
+    [({"oversample": 0.9}, "oversample of Partial is 0.9, but must be at least 1"),
      ({"oversample": math.inf}, "finite"), ({"oversample": math.nan}, "finite"),
-     ({"segment_tokens": -1}, "segment_tokens is -1"),
+     ({"segment_tokens": -1}, "segment_tokens of Partial is -1"),
      ({"oversample": 1.5, "train_unfinished": True}, "oversample is 1.5, but must be 1 with train_unfinished")],
 )  # fmt: skip
 def test_numbers_out_of_range(wrong: dict[str, Any], message: str) -> None:

@@ -152,8 +152,8 @@ def test_one_program_is_the_sampler_in_a_thread(kind: str, tmp_path: Path) -> No
     assert in_thread.taken_by(config.output) == in_thread.taken_by(first.output)
     found, wanted = (load_run(run.output)[2] for run in (config, first))
     runs.assert_equal_trees(jax.tree.map(np.asarray, found), jax.tree.map(np.asarray, wanted))
-    whole = sum(x.nbytes for x in jax.tree.leaves(load_policy(runs.MODEL, dtype="float32")[1]))
-    own = sum(x.nbytes for x in jax.tree.leaves(lora.split(found)[1])) if rank else whole
+    frozen, adapters = (sum(x.nbytes for x in jax.tree.leaves(part)) for part in lora.split(found))
+    whole, own = (frozen, adapters) if rank else (frozen, frozen)  # the adapters' scales are with the frozen weights
     sent = [line["rollout/moved_bytes"] for line in runs.lines_of(Path(config.output) / "metrics.jsonl")]
     first, *later = (size for size in sent if size)
     assert first <= whole + 2 * own

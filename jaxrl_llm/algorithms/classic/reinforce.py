@@ -7,7 +7,8 @@ from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import AverageName, Baseline, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, stateless
-from jaxrl_llm.objectives import Surrogate, average_by_name, capped, log_probability, policy_gradient, token_ratio
+from jaxrl_llm.objectives import average_by_name, capped, log_probability, policy_gradient, token_ratio
+from jaxrl_llm.objectives.surrogates import Surrogate
 
 
 @batch_part

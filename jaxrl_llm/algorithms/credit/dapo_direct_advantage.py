@@ -10,7 +10,8 @@ from jaxrl_llm.core.annotations import Count, NonNegative, NonNegativeInt, Ours,
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments
 from jaxrl_llm.core.parts import Metrics, control, counted_part, objective_part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
-from jaxrl_llm.objectives import log_ratio_to, needed_output
+from jaxrl_llm.objectives.ratios import log_ratio_to
+from jaxrl_llm.objectives.values import needed_output
 from jaxrl_llm.rollouts.episode import given
 from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part
 from jaxrl_llm.rollouts.trees import grow, line_starts, sampled_state_values

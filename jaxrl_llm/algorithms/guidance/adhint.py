@@ -10,7 +10,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import NonNegative, Ours, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, chain, stateless_part, surrogate_part
-from jaxrl_llm.objectives import Surrogate, clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures
 
 

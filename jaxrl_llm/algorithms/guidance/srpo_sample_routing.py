@@ -10,8 +10,9 @@ from jaxrl_llm.core.annotations import Code, Count, Fraction, NonNegative, Ours,
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, part, stateless_part, surrogate_part
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.transform import Metrics, Objective
-from jaxrl_llm.objectives import Surrogate, averaged, clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives import averaged, clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.distillation.divergences import on_support
+from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, succeeds
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools, program_part, scored_samples

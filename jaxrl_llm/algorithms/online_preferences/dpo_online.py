@@ -2,7 +2,8 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import BelowHalf, Code, Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.objectives import PairLoss, chosen_likelihood, loss_named, pairwise
+from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
+from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.rollouts.pairs import best_and_worst_of
 
 

@@ -7,9 +7,9 @@ from jaxrl_llm.core.annotations import NonNegative, Ours, Positive
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.log_ratios import log_ratio_sums, source
 from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, part, stateless_part
-from jaxrl_llm.objectives import clipped_policy, coupled, needed_output
+from jaxrl_llm.objectives import clipped_policy, coupled
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp
-from jaxrl_llm.objectives.values import COPY
+from jaxrl_llm.objectives.values import COPY, needed_output
 
 
 @method(

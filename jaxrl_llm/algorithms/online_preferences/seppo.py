@@ -9,7 +9,8 @@ from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, objective_part, part, stateless_part
 from jaxrl_llm.core.population import League
 from jaxrl_llm.core.reference import ReferenceRule, Snapshots
-from jaxrl_llm.objectives import PairLoss, best_and_worst, loss_named, pairwise
+from jaxrl_llm.objectives import best_and_worst, loss_named, pairwise
+from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.guidance.responses import response
 from jaxrl_llm.rollouts.programs import Demands, Episode, Task, Tools, program_part

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.annotations import Code, NonNegative, OfRun, Positive
 from jaxrl_llm.core.parts import Array, Objective, Trajectories, batch_part, chain, part
-from jaxrl_llm.objectives import PairLoss, coupled
-from jaxrl_llm.objectives.preference.losses import ipo, of_sums, sigmoid
+from jaxrl_llm.objectives import coupled
+from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
 from jaxrl_llm.objectives.preference.pairs import higher_of, opponents, total_logp, win_rates
 from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge

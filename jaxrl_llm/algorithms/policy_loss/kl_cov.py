@@ -5,8 +5,9 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, FractionNumber, NonNegative, Number, Source, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute
 from jaxrl_llm.core.parts import Array, Metrics, PolicyOutputs, Trajectories, step_part, surrogate_part
-from jaxrl_llm.objectives import log_ratio_to, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.covariance import first_k, token_covariances
+from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.selection.rows import share_down, token_noise
 
 

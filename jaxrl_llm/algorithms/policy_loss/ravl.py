@@ -17,7 +17,8 @@ from jaxrl_llm.core.annotations import AtLeastTwo, Code, Fraction, FractionNumbe
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, part, totals_of
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.transform import Objective, Transform, chain, stateless
-from jaxrl_llm.objectives import clipped_policy, coupled, needed_output, value_loss
+from jaxrl_llm.objectives import clipped_policy, coupled, value_loss
+from jaxrl_llm.objectives.values import needed_output
 
 
 @method(paper="arXiv 2402.12527", test="test_ravl.py::test_it_is_the_loop")

@@ -22,7 +22,9 @@ from jaxrl_llm.core.arguments.hyperparameters import Ours, Paper
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, counted_part, part
 from jaxrl_llm.core.reference import Params, ReferenceRule
-from jaxrl_llm.objectives import Average, Mean, Surrogate, clip, entropy, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives import Average, clip, entropy, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.averages import Mean
+from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.replay.base import times_as_many, whole_groups
 
 PASSES = (

@@ -9,8 +9,9 @@ from jaxrl_llm.core.annotations import Code, Count, NonNegative, Number, Ours, P
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through_k2
 from jaxrl_llm.core.parts import PolicyOutputs, State, Trajectories, Transform, batch_part, chain, part
 from jaxrl_llm.core.transform import Metrics, Objective, control
-from jaxrl_llm.objectives import Average, Mean, averaged, clipped_policy, entropy, log_ratio_to, token_mean, value_loss
-from jaxrl_llm.objectives.averages import as_average
+from jaxrl_llm.objectives import Average, averaged, clipped_policy, entropy, token_mean, value_loss
+from jaxrl_llm.objectives.averages import Mean, as_average
+from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.values import huber, last_action_mean
 
 

@@ -3,7 +3,8 @@ from jaxrl_llm.core.annotations import Fraction, Ours, Positive, Recalled
 from jaxrl_llm.core.outer_loop import extrapolated
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.objectives import PairLoss, loss_named, pairwise
+from jaxrl_llm.objectives import loss_named, pairwise
+from jaxrl_llm.objectives.preference.losses import PairLoss
 
 
 @method(paper="arXiv 2410.06293", test="test_outer_loops.py::test_apo_accelerated_by_loop")

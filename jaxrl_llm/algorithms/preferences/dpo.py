@@ -3,7 +3,8 @@ from typing import Literal
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import BelowHalf, Code, Fraction, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import chain
-from jaxrl_llm.objectives import PairLoss, chosen_likelihood, loss_named, on_policy_weights, pairwise, shared_length
+from jaxrl_llm.objectives import chosen_likelihood, loss_named, on_policy_weights, pairwise, shared_length
+from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
 DivergenceName = Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"]

@@ -6,7 +6,8 @@ from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, 
 from jaxrl_llm.algorithms.preferences.dpo import DivergenceName, dpo
 from jaxrl_llm.core.annotations import Count, NonNegative, Ours, Paper, Positive
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
-from jaxrl_llm.objectives import PairLoss, averaged, token_mean
+from jaxrl_llm.objectives import averaged, token_mean
+from jaxrl_llm.objectives.preference.losses import PairLoss
 
 ENTROPY = "indicators/top_entropy"
 

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import Ours, Positive, PositiveNumber, Recalled
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, weighted
-from jaxrl_llm.objectives import coupled, log_ratio_to
+from jaxrl_llm.objectives import coupled
 from jaxrl_llm.objectives.preference.pairs import scored_rows
+from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.rollouts.guidance.responses import listed_completions
 from jaxrl_llm.utils.errors import unknown
 

@@ -10,8 +10,9 @@ from jaxrl_llm.core.annotations import AtLeastTwo, Code, NonNegative, Ours
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, part
 from jaxrl_llm.data.chat.encode import with_text
-from jaxrl_llm.objectives import coupled, needed_output
+from jaxrl_llm.objectives import coupled
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, mean_logp
+from jaxrl_llm.objectives.values import needed_output
 from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.guidance.responses import given_rows, response
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools, program_part

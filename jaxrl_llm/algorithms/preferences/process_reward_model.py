@@ -5,9 +5,9 @@ from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_
 from jaxrl_llm.core.annotations import AtLeastTwo, Code
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
-from jaxrl_llm.objectives import averaged, needed_output, token_mean
+from jaxrl_llm.objectives import averaged, token_mean
 from jaxrl_llm.objectives.preference.reward_models import class_loss
-from jaxrl_llm.objectives.values import HEAD
+from jaxrl_llm.objectives.values import HEAD, needed_output
 from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.episode import given
 from jaxrl_llm.rollouts.guidance.responses import given_rows

@@ -3,10 +3,10 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
 from jaxrl_llm.core.annotations import Code, NonNegative, Number
 from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, chain, part
-from jaxrl_llm.objectives import PairLoss, needed_output, pairwise
-from jaxrl_llm.objectives.preference.losses import Pairs, of_each_pair
+from jaxrl_llm.objectives import pairwise
+from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair
 from jaxrl_llm.objectives.preference.reward_models import bradley_terry_loss
-from jaxrl_llm.objectives.values import HEAD
+from jaxrl_llm.objectives.values import HEAD, needed_output
 from jaxrl_llm.rewards.models.whole import encoded
 from jaxrl_llm.rollouts.episode import given
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected

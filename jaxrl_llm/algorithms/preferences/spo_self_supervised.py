@@ -9,8 +9,9 @@ from jaxrl_llm.algorithms.method import Algorithm, exactly, given_responses, met
 from jaxrl_llm.algorithms.preferences.dpo import dpo
 from jaxrl_llm.core.annotations import AtLeastTwo, NonNegative, Ours, Positive
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, part
-from jaxrl_llm.objectives import PairLoss, needed_output
+from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.reward_models import class_loss
+from jaxrl_llm.objectives.values import needed_output
 from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected, given_rows, response
 from jaxrl_llm.rollouts.programs import Episode, Task, Tools, program_part

@@ -13,7 +13,7 @@ from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighte
 def listed_models(models: str | None) -> list[str]:
     """The models that a text lists, separated by commas; none for None.
 
-    >>> names_of("runs/a, runs/b"), names_of(None)
+    >>> listed_models("runs/a, runs/b"), listed_models(None)
     (['runs/a', 'runs/b'], [])
     """
     return [name.strip() for name in (models or "").split(",") if name.strip()]

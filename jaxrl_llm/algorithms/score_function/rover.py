@@ -6,8 +6,9 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.annotations import Code, NonNegative, Number, Paper, Positive, Scale, Source
 from jaxrl_llm.core.log_ratios import log_ratio, needed
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
-from jaxrl_llm.objectives import Average, Mean, averaged, log_ratio_to
-from jaxrl_llm.objectives.averages import as_average
+from jaxrl_llm.objectives import Average, averaged
+from jaxrl_llm.objectives.averages import Mean, as_average
+from jaxrl_llm.objectives.ratios import log_ratio_to
 
 
 @method(paper="arXiv 2509.24981", test="test_regression_methods.py::test_rover_by_loop_with_other_tokens_between")

@@ -14,9 +14,9 @@ from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_needs
 from jaxrl_llm.core.annotations import Divisor, NonNegative, Ours, Paper
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, batch_part, part
-from jaxrl_llm.objectives import clipped_policy, coupled, needed_output
+from jaxrl_llm.objectives import clipped_policy, coupled
 from jaxrl_llm.objectives.preference.pairs import shares_of_pairs
-from jaxrl_llm.objectives.values import COPY
+from jaxrl_llm.objectives.values import COPY, needed_output
 
 FORMS: dict[str, dict[str, Any]] = {"rloo": {"baseline": "leave_one_out"}, "grpo": {"scale": "std"}, "centred": {}}
 

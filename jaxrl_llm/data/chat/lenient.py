@@ -57,7 +57,7 @@ def read_lenient_json(text: str, start: int = 0) -> tuple[Any, int, bool]:
 
     ValueError for what is no JSON either with raw line breaks in strings and other escapes.
 
-    >>> read_json(r'{"pattern": "\\d+"} and more')
+    >>> read_lenient_json(r'{"pattern": "\\d+"} and more')
     ({'pattern': '\\\\d+'}, 18, True)
     """
     with suppress(ValueError):

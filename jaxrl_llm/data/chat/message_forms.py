@@ -64,7 +64,7 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
         )
     given, instead = as_written(rendering, messages)
     if not continued:
-        return fill_in(rendering.asked(given), instead)
+        return with_texts(rendering.asked(given), instead)
     content: Any = given[-1].get("content") or ""
     end = f"{NONCE}end"
     parts = isinstance(content, list)
@@ -76,18 +76,18 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
     if said.startswith(OPENED) and CLOSED not in said:  # a thought that goes on: no empty one before it
         start = rendering.render(given[:-1])
         begun = start.removesuffix(start[start.rfind(OPENED) :] if start.rstrip().endswith(OPENED) else "") + said
-    return fill_in(begun, instead)
+    return with_texts(begun, instead)
 
 
 def lost_thoughts(rendering: Rendering, messages: Sequence[Message]) -> int:
     """How many thoughts of replies the template leaves out of a conversation, whose other texts it writes."""
     shape, marks = _shape([plain_message(message) for message in messages])
     given, instead = applied(rendering, shape, _forms(rendering, shape, marks))
-    text = fill_in(rendering.written(given), instead)
+    text = with_texts(rendering.written(given), instead)
     return sum(one.what == "thought" and one.text not in text for one in marks)
 
 
-def fill_in(text: str, instead: Mapping[str, str]) -> str:
+def with_texts(text: str, instead: Mapping[str, str]) -> str:
     """A text with other texts for their placeholders."""
     for placeholder, own in instead.items():
         text = text.replace(placeholder, own)
@@ -171,7 +171,7 @@ def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[
         try:
             given, instead = applied(rendering, shape, tried)
             ends = shape[-1]["role"] == "assistant"
-            text = fill_in(rendering.written(given) if ends else rendering.render(given), instead)
+            text = with_texts(rendering.written(given) if ends else rendering.render(given), instead)
         except InputError as error:
             return error
         gone = [one for one in marks if not _is_there(one, text)]

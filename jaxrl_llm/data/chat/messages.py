@@ -40,7 +40,7 @@ def has_thought(message: Message) -> bool:
 def text_of_content(content: Any) -> str:
     """A content as text: that of all its parts.
 
-    >>> text_of([{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}])
+    >>> text_of_content([{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}])
     '2 + 2?'
     """
     return "".join(part["text"] for part in content) if isinstance(content, list | tuple) else str(content or "")

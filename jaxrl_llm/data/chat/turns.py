@@ -14,7 +14,7 @@ from functools import cached_property
 from jaxrl_llm.data.chat.call_formats import ReadCalls
 from jaxrl_llm.data.chat.calls import Message, Reading, calls_of, example_of, reading_of, tools_text, with_instructions
 from jaxrl_llm.data.chat.inert import guarded
-from jaxrl_llm.data.chat.message_forms import as_written, conversation_text, fill_in
+from jaxrl_llm.data.chat.message_forms import as_written, conversation_text, with_texts
 from jaxrl_llm.data.chat.messages import plain_message, text_of_content
 from jaxrl_llm.data.chat.rendering import REPLIES, Rendering
 from jaxrl_llm.utils.errors import InputError
@@ -56,7 +56,7 @@ class ChatTurns(Rendering):
             return self.encode(conversation_text(self, messages))
         described = with_instructions(messages, _TOLD, self.takes_system)
         text = tools_text(guarded(self.tools, self.control), example_of(self, self.calls))
-        return self.encode(fill_in(conversation_text(self, described), {_TOLD: text}))
+        return self.encode(with_texts(conversation_text(self, described), {_TOLD: text}))
 
     @cached_property
     def has_tool_role(self) -> bool:

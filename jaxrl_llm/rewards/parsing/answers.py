@@ -46,7 +46,7 @@ def trimmed(text: str) -> str | None:
 def final_number(text: str) -> str | None:
     """The last number of the final answer, as `number_match` reads it.
 
-    >>> number("so 0.50"), number("1/2"), number("none")
+    >>> final_number("so 0.50"), final_number("1/2"), final_number("none")
     ('1/2', '1/2', None)
     """
     found = final_answer(text)

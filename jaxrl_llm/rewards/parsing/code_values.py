@@ -71,7 +71,7 @@ def written(x):
 def literal_value(text: str) -> Any:
     """The value of an expression of literals and of the constructors in `MAKERS`.
 
-    >>> value_of("[Counter({'a': 1}), -math.inf, frozenset([1])]")
+    >>> literal_value("[Counter({'a': 1}), -math.inf, frozenset([1])]")
     [Counter({'a': 1}), -inf, frozenset({1})]
 
     Raises ValueError for anything else.

@@ -167,7 +167,7 @@ def last_number(text: str) -> Fraction | None:
 def numeric_value(text: str) -> Fraction | None:
     """The number that a whole text is, but for quotes, emphasis, a currency, a percent sign and a full stop.
 
-    >>> number_of("**$1,234.00**"), number_of("x = 5")
+    >>> numeric_value("**$1,234.00**"), numeric_value("x = 5")
     (Fraction(1234, 1), None)
     """
     bare = normalised(text).strip(" \n\t\u2009`*_\"'$\u20ac\u00a3").rstrip(" .%")

@@ -214,8 +214,8 @@ async def scored_paths(paths: Sequence[Path]) -> list[Searched]:
 def upper_bound(node: _Node, exploration: float) -> float:
     """The mean value of a child and exploration sqrt(ln n / n_child), n the visits of its parent (UCB1).
 
-    >>> parent = Node(visits=4)
-    >>> round(upper_bound(Node(parent=parent, visits=2, total=1.0), 1.0), 6)
+    >>> parent = _Node(visits=4)
+    >>> round(upper_bound(_Node(parent=parent, visits=2, total=1.0), 1.0), 6)
     1.332555
     """
     assert node.parent is not None

@@ -38,7 +38,8 @@ def messages_after(said: Sequence[Message], whole: Sequence[Message]) -> list[Me
 
     Ids of calls and thoughts do not count, nor blanks around a text.
 
-    >>> after([{"role": "user", "content": "a"}], [{"role": "user", "content": " a"}, {"role": "tool", "content": "b"}])
+    >>> whole = [{"role": "user", "content": " a"}, {"role": "tool", "content": "b"}]
+    >>> messages_after([{"role": "user", "content": "a"}], whole)
     [{'role': 'tool', 'content': 'b'}]
     """
     begins = len(whole) > len(said) and same_messages(said, whole[: len(said)])
@@ -59,7 +60,7 @@ def _essence(message: Message) -> tuple[str, str, list[tuple[str, Any]]]:
 def with_guidance(messages: Sequence[Message], text: str) -> list[Message]:
     """The messages with a text at the beginning of the last one, or after it where that is not a user's.
 
-    >>> guided([{"role": "user", "content": "You see a door."}], "Open it.")
+    >>> with_guidance([{"role": "user", "content": "You see a door."}], "Open it.")
     [{'role': 'user', 'content': 'Open it.\\n\\nYou see a door.'}]
     """
     *others, last = messages

@@ -72,7 +72,7 @@ def win_matrix(size: int, pairs: Sequence[tuple[int, int]], wins: Array) -> Arra
 def row_win_rates(matrix: Array, itself: bool = False) -> Array:
     """f64[n]: the mean of each row's known entries, but its own unless `itself` (SPO, 2401.04056); NaN where none is.
 
-    >>> win_rates(np.array([[0.5, 0.9, 0.2], [0.1, 0.5, 0.6], [0.8, 0.4, 0.5]])).round(2).tolist()
+    >>> row_win_rates(np.array([[0.5, 0.9, 0.2], [0.1, 0.5, 0.6], [0.8, 0.4, 0.5]])).round(2).tolist()
     [0.55, 0.35, 0.6]
     """
     others = ~np.isnan(matrix) & (itself | ~np.eye(len(matrix), dtype=bool))

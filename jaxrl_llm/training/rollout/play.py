@@ -104,7 +104,7 @@ class Watched:
 def message_as_text(message: Mapping[str, Any]) -> str:
     """A message as text: its role, its reasoning, its content, and its calls of tools.
 
-    >>> transcript({"role": "tool", "name": "add", "content": "7"})
+    >>> message_as_text({"role": "tool", "name": "add", "content": "7"})
     '[tool add] 7'
     """
     role = " ".join(str(message[name]) for name in ("role", "name") if message.get(name))
