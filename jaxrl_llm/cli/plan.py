@@ -74,7 +74,7 @@ def plan_command(arguments: list[str]) -> int:
                              "--shardings and --picture out")  # fmt: skip
         splits = plan_split.splits(config, devices)
         command = shlex.join(["jaxrl", "train", *_without(given, "--sampler-devices")])
-        print(json.dumps(plan_split._as_json(splits)) if as_object else plan_split._as_text(splits, command))
+        print(json.dumps(plan_split.as_json(splits)) if as_object else plan_split.as_text(splits, command))
         return 0 if plan_split.best(splits).fits else 1
     asked, config = config, choose_mesh.with_chosen_meshes(config, devices)
     chosen = ["--mesh", config.mesh] if config.mesh != asked.mesh else []

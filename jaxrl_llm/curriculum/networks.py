@@ -28,7 +28,7 @@ def start_norm(units: int) -> Layer:
     return {"gain": jnp.ones(units), "shift": jnp.zeros(units)}
 
 
-def _linear(layer: Layer, x: jax.Array) -> jax.Array:
+def linear(layer: Layer, x: jax.Array) -> jax.Array:
     """x W + b."""
     return x @ layer["weight"] + layer["bias"]
 
@@ -40,7 +40,7 @@ def layer_norm(layer: Layer, x: jax.Array) -> jax.Array:
 
 
 def start_mlp(key: jax.Array, inputs: int, units: int, layers: int) -> dict[str, Any]:
-    """The parameters of `_mlp`."""
+    """The parameters of `mlp`."""
     sizes, keys = [inputs, *[units] * layers], jax.random.split(key, layers)
     return {
         "norms": [start_norm(size) for size in sizes],
@@ -48,10 +48,10 @@ def start_mlp(key: jax.Array, inputs: int, units: int, layers: int) -> dict[str,
     }
 
 
-def _mlp(params: dict[str, Any], x: jax.Array) -> jax.Array:
+def mlp(params: dict[str, Any], x: jax.Array) -> jax.Array:
     """LayerNorm, linear and GELU as often as there are layers, and a last LayerNorm: [..., inputs] -> [..., units]."""
     for norm, layer in zip(params["norms"], params["layers"], strict=False):
-        x = jax.nn.gelu(_linear(layer, layer_norm(norm, x)))
+        x = jax.nn.gelu(linear(layer, layer_norm(norm, x)))
     return layer_norm(params["norms"][-1], x)
 
 
@@ -119,7 +119,7 @@ def flattened(params: Any) -> tuple[Array, Callable[[jax.Array], Any]]:
     return np.asarray(ravel_pytree(params)[0], np.float32)[None], whole
 
 
-def _in_chunks(function: Callable[[Array], jax.Array], x: Array) -> Array:
+def in_chunks(function: Callable[[Array], jax.Array], x: Array) -> Array:
     """f64[n]: the function's results f32[m] of the rows x [n, ...], some at once, padded to few different sizes m."""
     out = []
     for first in range(0, len(x), CHUNK):

@@ -107,7 +107,7 @@ def _split(config: TrainConfig, topology: Topology, count: int) -> _Split:
     return _Split(count, *plans)
 
 
-def _as_json(found: list[_Split]) -> dict[str, Any]:
+def as_json(found: list[_Split]) -> dict[str, Any]:
     """The splits as a JSON object; bytes are of one device."""
     chosen = best(found)
     lines = [
@@ -123,7 +123,7 @@ def _as_json(found: list[_Split]) -> dict[str, Any]:
     return {"fits": chosen.fits, **own, "splits": lines}
 
 
-def _as_text(found: list[_Split], command: str) -> str:
+def as_text(found: list[_Split], command: str) -> str:
     """A line for each split, and the command of the best one. command: of the run as it was given."""
     chosen, chip = best(found), found[0].learner.chip
     lines = [

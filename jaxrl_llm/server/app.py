@@ -16,7 +16,7 @@ from jaxrl_llm.data.chat.rendering import PromptFormat, Rendering
 from jaxrl_llm.sampling.checks import check_ids
 from jaxrl_llm.sampling.live import unseen, whole_characters
 from jaxrl_llm.sampling.requests import NO_TOKENS, Request
-from jaxrl_llm.server.engines import Engines, Pending, SoFar
+from jaxrl_llm.server.engines import CompletionSoFar, Engines, Pending
 from jaxrl_llm.server.protocol import Answers, Call, Choice, Json, ProtocolError, chat_call, message_of, text_call
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.threads import error_in_words
@@ -130,7 +130,7 @@ def _made(endpoint: ModelServer, call: Call, chat: bool, number: int) -> _Made:
     return _Made(call, Answers(call, chat, ids, lambda id: str(tokenizer.decode([id]))), asked, reading)
 
 
-def _text(endpoint: ModelServer, made: _Made, progress: SoFar) -> str:
+def _text(endpoint: ModelServer, made: _Made, progress: CompletionSoFar) -> str:
     """The text of a completion so far, up to a stop string, and without what may yet become one."""
     text = str(endpoint.tokenizer.decode(progress.tokens.token.tolist(), skip_special_tokens=True))
     ends = [at for stop in made.call.stop if (at := text.find(stop)) >= 0]
@@ -143,14 +143,14 @@ def _text(endpoint: ModelServer, made: _Made, progress: SoFar) -> str:
     return whole_characters(text[: len(text) - held])
 
 
-async def _finished(endpoint: ModelServer, asked: Pending) -> SoFar:
-    last = SoFar(NO_TOKENS)
+async def _finished(endpoint: ModelServer, asked: Pending) -> CompletionSoFar:
+    last = CompletionSoFar(NO_TOKENS)
     async for progress in endpoint.engines.sample(asked):
         last = progress
     return last
 
 
-def _said(endpoint: ModelServer, made: _Made, progress: SoFar) -> tuple[Json, str]:
+def _said(endpoint: ModelServer, made: _Made, progress: CompletionSoFar) -> tuple[Json, str]:
     """The message or the text of a completion, and why it ended."""
     text, finish = _text(endpoint, made, progress), str(progress.finish)
     if made.reading is None:

@@ -46,7 +46,7 @@ class Pending(NamedTuple):
     adapter: str | None = None  # by name; None: the model as it is
 
 
-class SoFar(NamedTuple):
+class CompletionSoFar(NamedTuple):
     """What there is of a completion."""
 
     tokens: Tokens  # all so far
@@ -54,7 +54,7 @@ class SoFar(NamedTuple):
 
 
 Kind = tuple[str | None, How]  # the adapter, where it is alone in its engine, and the settings
-Tell = Callable[[SoFar | BaseException], None]
+Tell = Callable[[CompletionSoFar | BaseException], None]
 
 
 class _Job(NamedTuple):
@@ -100,15 +100,15 @@ class Engines:
         self._inbox.put(None)
         self._thread.join()
 
-    async def sample(self, asked: Pending) -> AsyncIterator[SoFar]:
+    async def sample(self, asked: Pending) -> AsyncIterator[CompletionSoFar]:
         """The completion as it grows; the last item has a `finish`. Whoever stops iterating gives it up.
 
         Raises what the engine raised, such as InputError for logits that are not finite.
         """
-        loop, told = asyncio.get_running_loop(), asyncio.Queue[SoFar | BaseException]()
+        loop, told = asyncio.get_running_loop(), asyncio.Queue[CompletionSoFar | BaseException]()
         place: list[tuple[Kind, int]] = []
 
-        def tell(what: SoFar | BaseException) -> None:
+        def tell(what: CompletionSoFar | BaseException) -> None:
             loop.call_soon_threadsafe(told.put_nowait, what)
 
         cut = cut_at(self.policy.tokenizer, asked.stop) if asked.stop else None
@@ -151,7 +151,7 @@ class Engines:
                 engine.cancel(number)
                 self._end(kind, number, tokens.first(end), "stop")
             elif tokens.size:
-                job.tell(SoFar(tokens))
+                job.tell(CompletionSoFar(tokens))
         for done in engine.completed():
             job = self._jobs[kind, done.index]
             end = None if job.cut is None else job.cut(done.tokens.token)
@@ -159,7 +159,7 @@ class Engines:
             self._end(kind, done.index, tokens, "stop" if done.ended or end is not None else "length")
 
     def _end(self, kind: Kind, number: int, tokens: Tokens, finish: str) -> None:
-        self._jobs.pop((kind, number)).tell(SoFar(tokens, finish))
+        self._jobs.pop((kind, number)).tell(CompletionSoFar(tokens, finish))
 
     def _submit(self, job: _Job, place: list[tuple[Kind, int]]) -> None:
         name, request = job.asked.adapter, job.asked.request

@@ -212,10 +212,12 @@ def test_calls_of_tools_are_read(served: Any, client: Any, monkeypatch: pytest.M
 
     async def sample(asked: Any) -> Any:
         from jaxrl_llm.sampling.requests import Tokens
-        from jaxrl_llm.server.engines import SoFar
+        from jaxrl_llm.server.engines import CompletionSoFar
 
         zeros = np.zeros(len(drawn), np.float32)
-        yield SoFar(Tokens(np.asarray(drawn, np.int32), zeros, zeros, zeros, zeros, zeros.astype(np.int32)), "stop")
+        yield CompletionSoFar(
+            Tokens(np.asarray(drawn, np.int32), zeros, zeros, zeros, zeros, zeros.astype(np.int32)), "stop"
+        )
 
     monkeypatch.setattr(engines, "sample", sample)
     schema = {"type": "object", "properties": {"at": {"type": "string"}}}

@@ -121,14 +121,14 @@ def predicted_logits(
     keys f32[K, D], labels f32[K]: embeddings and mean rewards of the references. known: bool[n, K] or [1, K], those
     that a prompt is predicted from.
     """
-    f, g = nn._mlp(params["query"], queries), nn._mlp(params["key"], keys)
+    f, g = nn.mlp(params["query"], queries), nn.mlp(params["key"], keys)
     p0 = jnp.clip(nn.attended(f, g, labels[:, None], known)[:, 0], EDGE, 1 - EDGE)
     count = jnp.maximum(jnp.sum(known, axis=1), 1)
     mean = jnp.sum(jnp.where(known, labels, 0.0), axis=1) / count
     variance = jnp.sum(jnp.where(known, (labels - mean[:, None]) ** 2, 0.0), axis=1) / count
     facts = jnp.stack([mean, jnp.sqrt(variance + 1e-12)], axis=1)  # which has a slope at 0
     first, last = params["calibration"]
-    u, v = jnp.moveaxis(nn._linear(last, jax.nn.gelu(nn._linear(first, facts))), -1, 0)
+    u, v = jnp.moveaxis(nn.linear(last, jax.nn.gelu(nn.linear(first, facts))), -1, 0)
     return (jnp.log(p0) - jnp.log1p(-p0)) / jnp.clip(jax.nn.softplus(u), 1e-2, 10.0) + jnp.tanh(v)
 
 
@@ -222,7 +222,7 @@ def predictor_of(size: int, seed: int, units: int = 896, layers: int = 3, rate: 
         return nn.fitted(loss, check, params, steps, rate, len(rates), embedded, rates.astype(np.float32), held)
 
     def found(params: Array, queries: Array, keys: Array, rates: Array) -> Array:
-        return nn._in_chunks(lambda some: forward(params[0], some, keys, rates.astype(np.float32)), queries)
+        return nn.in_chunks(lambda some: forward(params[0], some, keys, rates.astype(np.float32)), queries)
 
     return Predictor(first, learnt, found)
 

@@ -141,10 +141,10 @@ def start_values(key: jax.Array, inputs: int, sizes: Sizes) -> dict[str, Any]:
 def embedded(params: dict[str, Any], x: jax.Array, heads: int) -> jax.Array:
     """e(x) f32[n, K d] of prompts with embeddings x f32[n, S, D]."""
     t, (K, d) = nn.layer_norm(params["norm"], x), params["queries"].shape
-    token = nn._linear(params["tokens"], t)
-    more = nn._linear(params["up"], jax.nn.gelu(nn._linear(params["down"], jnp.mean(t, axis=1))))
+    token = nn.linear(params["tokens"], t)
+    more = nn.linear(params["up"], jax.nn.gelu(nn.linear(params["down"], jnp.mean(t, axis=1))))
     query = params["queries"] + more.reshape(-1, K, d)
-    key, value = nn._linear(params["keys"], token), nn._linear(params["values"], token)
+    key, value = nn.linear(params["keys"], token), nn.linear(params["values"], token)
     return _by_heads(query, key, value, jnp.array(True), heads).reshape(len(x), -1)
 
 
@@ -161,21 +161,21 @@ def value_logits(
 
     context f32[C, S, D], labels int[C] 0 or 1, known bool[C]: which prompts of the context there are.
     """
-    support = nn._linear(params["embed"], embedded(params, context, heads)) + params["labels"][labels]
-    x = nn._linear(params["embed"], embedded(params, queries, heads))
+    support = nn.linear(params["embed"], embedded(params, context, heads)) + params["labels"][labels]
+    x = nn.linear(params["embed"], embedded(params, queries, heads))
     mask = known[None, :]
     for layer in params["layers"]:
         seen = nn.layer_norm(layer["norm"], support)
-        key, value = nn._linear(layer["k"], seen), nn._linear(layer["v"], seen)
+        key, value = nn.linear(layer["k"], seen), nn.linear(layer["v"], seen)
 
         def through(y: jax.Array, layer: Any = layer, key: jax.Array = key, value: jax.Array = value) -> jax.Array:
-            q = nn._linear(layer["q"], nn.layer_norm(layer["norm"], y))
-            y = y + nn._linear(layer["o"], _by_heads(q, key, value, mask, 4))
-            up = jax.nn.gelu(nn._linear(layer["up"], nn.layer_norm(layer["mlp_norm"], y)))
-            return y + nn._linear(layer["down"], up)
+            q = nn.linear(layer["q"], nn.layer_norm(layer["norm"], y))
+            y = y + nn.linear(layer["o"], _by_heads(q, key, value, mask, 4))
+            up = jax.nn.gelu(nn.linear(layer["up"], nn.layer_norm(layer["mlp_norm"], y)))
+            return y + nn.linear(layer["down"], up)
 
         support, x = through(support), through(x)
-    return nn._linear(params["last"], nn.layer_norm(params["last_norm"], x))[:, 0]
+    return nn.linear(params["last"], nn.layer_norm(params["last_norm"], x))[:, 0]
 
 
 class ValueModel(NamedTuple):
@@ -226,7 +226,7 @@ def value_model(size: int, seed: int, sizes: Sizes = Sizes(), rate: float = 1e-3
         return nn.fitted(loss, check, params, steps, rate, every, x, labels.astype(np.float32), held, np.uint32(seed))
 
     def values(params: Array, queries: Array, context: Array, labels: Array) -> Array:
-        return nn._in_chunks(lambda some: forward(params[0], some, context, labels.astype(np.float32)), queries)
+        return nn.in_chunks(lambda some: forward(params[0], some, context, labels.astype(np.float32)), queries)
 
     return ValueModel(first, learnt, values)
 

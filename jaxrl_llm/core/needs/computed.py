@@ -142,11 +142,11 @@ COMPUTED = (
     ),
     Need(
         "squared_probability", "info['squared_probability']", "[N, L]", f"{_DISTRIBUTION} pi_old^2",
-        like._power(2, like.uniform(0.2, 0.9)), _read("squared_probability"), "squared_probability",
+        like.power(2, like.uniform(0.2, 0.9)), _read("squared_probability"), "squared_probability",
     ),
     Need(
         "cubed_probability", "info['cubed_probability']", "[N, L]", f"{_DISTRIBUTION} pi_old^3",
-        like._power(3, like.uniform(0.1, 0.8)), _read("cubed_probability"), "cubed_probability",
+        like.power(3, like.uniform(0.1, 0.8)), _read("cubed_probability"), "cubed_probability",
     ),
     Need(
         "hidden_square", "info['hidden_square']", "[N, L]",
@@ -204,7 +204,7 @@ COMPUTED = (
     ),
     Need(
         "teacher_entropy", "info['teacher_entropy']", "[N, L]",
-        "entropy of the teacher, nats", StandIn("1", like.uniform(0, 2), like._of_tokens(1.0)),
+        "entropy of the teacher, nats", StandIn("1", like.uniform(0, 2), like.of_tokens(1.0)),
         lambda models, batch, number: models.teacher.entropy,
     ),
     Need(
@@ -245,25 +245,25 @@ COMPUTED = (
     Need(
         "elbo_terms", "info['elbo_terms']", "[N, n]",
         "n samples of the bound on a row's log-likelihood under a masked-diffusion model, before the update",
-        StandIn("0", like.uniform(-30, -5, 4, rows=True), lambda batch, n: like._of_rows(0.0, int(n or 1))(batch, n)),
+        StandIn("0", like.uniform(-30, -5, 4, rows=True), lambda batch, n: like.of_rows(0.0, int(n or 1))(batch, n)),
         _read("elbo_terms"), "elbo_terms", by_outputs="elbo_terms",
     ),
     Need(
         "teacher_divergence", "info['teacher_divergence']", "[N, L]",
         "generalised Jensen-Shannon divergence (beta after a colon) from the teacher of teacher_states",
-        StandIn("0", like.uniform(0, 1), like._of_tokens(0.0)), by_outputs="teacher_divergence",
+        StandIn("0", like.uniform(0, 1), like.of_tokens(0.0)), by_outputs="teacher_divergence",
     ),
     Need(
         "adam_step", "info['adam_step']", "[N, L, 2]",
         "what Adam's step on an action alone would do to the logits u there: by how much it raises the action's above "
         "their mean, and their variance",
-        StandIn("0", lambda random, logp: random.uniform(0, 1, (*logp.shape, 2)), like._of_tokens(0.0, 2)),
+        StandIn("0", lambda random, logp: random.uniform(0, 1, (*logp.shape, 2)), like.of_tokens(0.0, 2)),
         by_outputs="adam_step",
     ),
     Need(
         "perturbation", "info['perturbation']", "[N]",
         "inner product of the policy's projections with what the row's member of a population adds to them",
-        StandIn("0", like.uniform(-1, 1, rows=True), like._of_rows(0.0)), by_outputs="perturbation",
+        StandIn("0", like.uniform(-1, 1, rows=True), like.of_rows(0.0)), by_outputs="perturbation",
     ),
 )  # fmt: skip
 

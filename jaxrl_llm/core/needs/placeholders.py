@@ -35,7 +35,7 @@ def normal(*more: int) -> Draw:
     return lambda random, logp: random.normal(size=(*logp.shape, *more))
 
 
-def _whole(below: int, *more: int) -> Draw:
+def whole(below: int, *more: int) -> Draw:
     """Whole numbers from 0 on for rows, [N, *more]."""
     return lambda random, logp: random.integers(0, below, (logp.shape[0], *more)).astype(float)
 
@@ -45,19 +45,19 @@ def integers(low: int, below: int) -> Draw:
     return lambda random, logp: random.integers(low, below, logp.shape).astype(float)
 
 
-def _of_rows(value: float, *more: int) -> Value:
+def of_rows(value: float, *more: int) -> Value:
     """The same number for every row, f32[N, *more]."""
     return lambda batch, number: jnp.full((batch.tokens.shape[0], *more), value, float)
 
 
-def _of_tokens(value: float, *more: int) -> Value:
+def of_tokens(value: float, *more: int) -> Value:
     """The same number for every token, f32[N, L, *more]."""
     return lambda batch, number: jnp.full((*batch.tokens.shape, *more), value, float)
 
 
-all_action = _of_tokens(5.0)  # a plan of actions without subgoals
-no_state_values = _of_tokens(jnp.nan)
-no_answers = _of_rows(-1.0, 3)  # like `_answers`
+all_action = of_tokens(5.0)  # a plan of actions without subgoals
+no_state_values = of_tokens(jnp.nan)
+no_answers = of_rows(-1.0, 3)  # like `answers`
 
 
 def behaviour(draw: Draw) -> StandIn:
@@ -65,7 +65,7 @@ def behaviour(draw: Draw) -> StandIn:
     return StandIn("the behaviour policy", draw, lambda batch, number: batch.behaviour_logp)
 
 
-def _power(k: int, draw: Draw) -> StandIn:
+def power(k: int, draw: Draw) -> StandIn:
     """The sum over the vocabulary of pi^k if its expectation under pi were the sampled token's."""
 
     def value(batch: Trajectories, number: float | None) -> Array:
@@ -76,7 +76,7 @@ def _power(k: int, draw: Draw) -> StandIn:
 
 def ones(draw: Draw) -> StandIn:
     """1 at every position, f32[N, L]."""
-    return StandIn("1", draw, _of_tokens(1.0))
+    return StandIn("1", draw, of_tokens(1.0))
 
 
 def no_values(batch: Trajectories, number: float | None) -> Array:
@@ -87,7 +87,7 @@ def no_values(batch: Trajectories, number: float | None) -> Array:
 
 def no_scores(batch: Trajectories, number: float | None) -> Array:
     """Scores of 0, f32[N, L, K]."""
-    return _of_tokens(0.0, int(number or 1))(batch, number)
+    return of_tokens(0.0, int(number or 1))(batch, number)
 
 
 def flat_rank(batch: Trajectories, number: float | None) -> Array:
@@ -106,7 +106,7 @@ def pairs(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
     return np.where(places < 3, 0, 1 + rows // 2 + 100 * (places > 3) * rows).astype(float)
 
 
-def _turn_rewards(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+def turn_rewards(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
     """Rewards [N, K] of turns of four tokens."""
     return random.integers(0, 3, (logp.shape[0], -(-logp.shape[1] // 4))) * 0.5
 
@@ -126,7 +126,7 @@ def first_turns(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
     return (np.arange(logp.shape[0]) % 2).astype(float)
 
 
-def _one_each(batch: Trajectories, number: float | None) -> Array:
+def one_each(batch: Trajectories, number: float | None) -> Array:
     """Each row is an episode of its own, f32[N]."""
     return jnp.arange(batch.tokens.shape[0], dtype=jnp.float32)
 
@@ -153,7 +153,7 @@ tokens_of_top = StandIn(
 )
 
 
-teacher_states = StandIn("0", normal(2), _of_tokens(0.0, 2))
+teacher_states = StandIn("0", normal(2), of_tokens(0.0, 2))
 top_of_teacher = StandIn(
     "the first tokens, equally probable",
     lambda random, logp: np.stack([np.broadcast_to(np.arange(TOP), (*logp.shape, TOP)), _shares(random, logp)], axis=2),
@@ -184,7 +184,7 @@ def no_turns(batch: Trajectories, number: float | None) -> Array:
     return jnp.zeros((batch.tokens.shape[0], 1 if known is None else known.shape[1]))
 
 
-def _answers(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+def answers(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
     """Answers [N, 3] of two tokens after one that opens them; none in every third row."""
     rows = np.concatenate([-2 - random.integers(0, 3, (logp.shape[0], 1)), random.integers(0, 3, (len(logp), 2))], 1)
     return np.where(np.arange(logp.shape[0])[:, None] % 3 == 2, -1, rows).astype(float)

@@ -22,24 +22,24 @@ def _mean_of_group(batch: Trajectories, number: float | None) -> Array:
 PROVIDED = (
     in_info(
         "greedy_reward", "[N]", "reward of the greedy completion of the row's prompt",
-        StandIn("the mean of the group", like._whole(2), _mean_of_group),
+        StandIn("the mean of the group", like.whole(2), _mean_of_group),
         provider="a rollout in rollouts.programs.with_greedy_baseline, as --rollout is by itself",
     ),
     in_info(
         "member", "[N]", "number of the population's member that drew the row",
-        StandIn("each row has its own", like._whole(8), like._one_each), provider=EVOLVED,
+        StandIn("each row has its own", like.whole(8), like.one_each), provider=EVOLVED,
     ),
     in_info(
         "member_seed", "[N]", "seed of the noise of the step's population",
-        StandIn("0", like._whole(2**20), like._of_rows(0.0)), provider=EVOLVED,
+        StandIn("0", like.whole(2**20), like.of_rows(0.0)), provider=EVOLVED,
     ),
     in_info(
         "guided", "[N]", "1 where the row, or [N, L] the token, was sampled with guidance",
-        StandIn("no row is guided", like._whole(2)), provider="--rollout 'hinted(COLUMN)'",
+        StandIn("no row is guided", like.whole(2)), provider="--rollout 'hinted(COLUMN)'",
     ),
     in_info(
         "hint_tokens", "[N]", "number of the row's first actions that are a hint",
-        StandIn("no row begins with a hint", like._whole(3)), provider="--rollout 'hinted_by_failures(COLUMN)'",
+        StandIn("no row begins with a hint", like.whole(3)), provider="--rollout 'hinted_by_failures(COLUMN)'",
     ),
     in_info(
         "teacher_tokens", "[N, T]",
@@ -54,20 +54,20 @@ PROVIDED = (
     ),
     in_info(
         "rewritten", "[N]", "1 where the row's prompt was rewritten by the policy",
-        StandIn("no prompt is rewritten", like._whole(2)), provider=own_rollout("rewritten"),
+        StandIn("no prompt is rewritten", like.whole(2)), provider=own_rollout("rewritten"),
     ),
     in_info(
         "hard", "[N]", "1 where the policy seldom solves the row's prompt",
-        StandIn("no prompt is hard", like._whole(2)), provider=own_rollout("hard"),
+        StandIn("no prompt is hard", like.whole(2)), provider=own_rollout("hard"),
     ),
     in_info(
         "reference_span", "[N, 2]",
         "first and last + 1 of the row's actions that say the reference answer; both 0 where none do",
-        StandIn("no row says it", like._whole(3, 2)), provider=own_rollout("reference_span"),
+        StandIn("no row says it", like.whole(3, 2)), provider=own_rollout("reference_span"),
     ),
     in_info(
         "demonstrated", "[N]", "1 where the row is a text of the data set, not a sample",
-        StandIn("no row is demonstrated", like._whole(2)), provider="--rollout 'demonstrated(COLUMN)'",
+        StandIn("no row is demonstrated", like.whole(2)), provider="--rollout 'demonstrated(COLUMN)'",
     ),
     in_info(
         "level_tau", "[N]", "how much the temperature of a token followed its entropy",
@@ -75,7 +75,7 @@ PROVIDED = (
     ),
     in_info(
         "tempered", "[N]", "1 where the row was sampled at controls['temperature']",
-        StandIn("no row is tempered", like._whole(2)), provider="the rollout of its methods",
+        StandIn("no row is tempered", like.whole(2)), provider="the rollout of its methods",
     ),
     in_info(
         "start_value", "[N]", "mean reward of the prompt's completions before the run",
@@ -84,27 +84,27 @@ PROVIDED = (
     ),
     in_info(
         "measured", "[N]", "1 where the row is there to be measured only, and is not trained on",
-        StandIn("all rows are trained on", like._whole(2)), provider="the method's own replay",
+        StandIn("all rows are trained on", like.whole(2)), provider="the method's own replay",
     ),
     in_info(
         "degree", "[N]", "how degraded the response is, a whole number from 0; NaN where it has none",
-        StandIn("every response is whole", like._whole(2), like._of_rows(0.0)),
+        StandIn("every response is whole", like.whole(2), like.of_rows(0.0)),
     ),
     in_info(
         "code", "[N]", "the code that the prompt begins with, a whole number from 0; NaN: none",
-        StandIn("no row has one", like._whole(4), like._of_rows(0.0)),
+        StandIn("no row has one", like.whole(4), like.of_rows(0.0)),
     ),
     in_info(
         "staleness", "[N, L]", "steps since the weights that drew the token were the learner's",
-        StandIn("0", like.integers(0, 4), like._of_tokens(0.0)), provider="a run, also without --max-staleness",
+        StandIn("0", like.integers(0, 4), like.of_tokens(0.0)), provider="a run, also without --max-staleness",
     ),
     in_info(
         "replayed", "[N]", "1 where the row comes from a store, or is a copy of another",
-        StandIn("no row is replayed", like._whole(2)), provider="a replay: Algorithm.replay",
+        StandIn("no row is replayed", like.whole(2)), provider="a replay: Algorithm.replay",
     ),
     in_info(
         "resampled", "[N]", "1 where the row is a reply that was drawn anew at an earlier state",
-        StandIn("no row is", like._whole(2), like._of_rows(0.0)),
+        StandIn("no row is", like.whole(2), like.of_rows(0.0)),
     ),
     in_info(
         "replay_advantage", "[N]", "advantage that a store gives a replayed row",
@@ -114,16 +114,16 @@ PROVIDED = (
     in_info(
         "win_rate", "[N]", "how often the row beats others of its prompt, 0 to 1",
         StandIn(
-            "no row beats another more often than half of the time", like.uniform(0, 1, rows=True), like._of_rows(0.5)
+            "no row beats another more often than half of the time", like.uniform(0, 1, rows=True), like.of_rows(0.5)
         ), provider=own_rollout("win_rate"),
     ),
     in_info(
         "opponent", "[N]", "1 where the row is an opponent's, against whom others play",
-        StandIn("no row is an opponent's", like._whole(2), like._of_rows(0.0)), provider=own_rollout("opponent"),
+        StandIn("no row is an opponent's", like.whole(2), like.of_rows(0.0)), provider=own_rollout("opponent"),
     ),
     in_info(
         "league_member", "[N]", "place in the league of the policy that the row plays against",
-        StandIn("the first policy", like._whole(3), like._of_rows(0.0)),
+        StandIn("the first policy", like.whole(3), like.of_rows(0.0)),
         provider="rollouts.agents.self_play.league_play(GAMES)",
     ),
     in_info(
@@ -147,7 +147,7 @@ PROVIDED = (
     ),
     Need(
         "turn_rewards", "batch.turn_rewards", "[N, K]", "the environment's reward of each turn, beside the score",
-        StandIn("the score comes with the last turn", like._turn_rewards), provider=ENVIRONMENT,
+        StandIn("the score comes with the last turn", like.turn_rewards), provider=ENVIRONMENT,
     ),
     Need(
         "state_key", "batch.state_key", "[N, K]", "equal where the environment was in the same state before the turn",
@@ -155,11 +155,11 @@ PROVIDED = (
     ),
     in_info(
         "episode", "[N]", "number of the row's episode in its group, of one row or several",
-        StandIn("each row is an episode", like.episodes, like._one_each), provider=AGENT,
+        StandIn("each row is an episode", like.episodes, like.one_each), provider=AGENT,
     ),
     in_info(
         "first_turn", "[N]", "number of the row's first turn in its episode",
-        StandIn("the episode begins with the row", like.first_turns, like._of_rows(0.0)), provider=AGENT,
+        StandIn("the episode begins with the row", like.first_turns, like.of_rows(0.0)), provider=AGENT,
     ),
     in_info(
         "plan", "[N, L]",
@@ -179,19 +179,19 @@ PROVIDED = (
     in_info(
         "vine", "[N, L]",
         "of an action after a state of another episode the number of that state, from 1; -1 of one that the row took "
-        "over from it; 0 of others", StandIn("no row is a vine", like.integers(-1, 3), like._of_tokens(0.0)),
+        "over from it; 0 of others", StandIn("no row is a vine", like.integers(-1, 3), like.of_tokens(0.0)),
     ),
     in_info(
         "profile", "[N, L]", "number that the environment said of the action's turn; NaN for none",
-        StandIn("none is known", lambda random, logp: random.random(logp.shape), like._of_tokens(jnp.nan)),
+        StandIn("none is known", lambda random, logp: random.random(logp.shape), like.of_tokens(jnp.nan)),
     ),
     in_info(
         "pivot", "[N]", "turns of the row's episode before that from which it was tried again; else 0",
-        StandIn("no episode is tried again", like._whole(2), like._of_rows(0.0)),
+        StandIn("no episode is tried again", like.whole(2), like.of_rows(0.0)),
     ),
     in_info(
         "refined", "[N]", "1 where the row's replies were refined by what a simulation saw",
-        StandIn("no reply is refined", like._whole(2), like._of_rows(0.0)),
+        StandIn("no reply is refined", like.whole(2), like.of_rows(0.0)),
     ),
     in_info(
         "decomposition", "[N, 4]",
@@ -200,21 +200,21 @@ PROVIDED = (
     ),
     in_info(
         "calls", "[N]", "calls of tools in the row's episode",
-        StandIn("none", like._whole(3), like._of_rows(0.0)), provider=AGENT,
+        StandIn("none", like.whole(3), like.of_rows(0.0)), provider=AGENT,
     ),
     in_info(
         "failed_calls", "[N]", "calls of tools in the row's episode that gave an error",
-        StandIn("none", like._whole(2), like._of_rows(0.0)), provider=AGENT,
+        StandIn("none", like.whole(2), like.of_rows(0.0)), provider=AGENT,
     ),
     in_info(
         "answer_tokens", "[N, A]",
         "ids of the row's reference answer; -2 - id for those that open it, -1 after it",
-        StandIn("no row has an answer", like._answers, like.no_answers),
+        StandIn("no row has an answer", like.answers, like.no_answers),
         provider=f"{OWN}, rollouts.runtime.answer_likelihood.with_answers",
     ),
     in_info(
         "blanked", "[N, L]", "ids that stand in for the tokens of observations; NaN elsewhere",
-        StandIn("no observation is blanked", like.integers(0, 3), like._of_tokens(jnp.nan)),
+        StandIn("no observation is blanked", like.integers(0, 3), like.of_tokens(jnp.nan)),
         provider=f"{OWN}, rollouts.runtime.answer_likelihood.with_blanks",
     ),
     in_info(
@@ -235,11 +235,11 @@ PROVIDED = (
     ),
     in_info(
         "task", "[N]", "number of the task that the row's prompt belongs to, from 0",
-        StandIn("all prompts are of one", lambda random, logp: np.zeros(logp.shape[0]), like._of_rows(0.0)),
+        StandIn("all prompts are of one", lambda random, logp: np.zeros(logp.shape[0]), like.of_rows(0.0)),
     ),
     in_info(
         "feasible", "[N]", "1 where the row meets the constraints of its task",
-        StandIn("all rows do", like._whole(2), like._of_rows(1.0)),
+        StandIn("all rows do", like.whole(2), like.of_rows(1.0)),
     ),
     in_info(
         "baseline_reward", "[N]", "reward of another response to the row's prompt",
@@ -248,17 +248,17 @@ PROVIDED = (
     in_info(
         "line_tokens", "[N]",
         "number of the row's first actions that are a line of a response that goes on; 0 where the line ends it",
-        StandIn("every row is a line that ends its response", like._whole(3), like._of_rows(0.0)),
+        StandIn("every row is a line that ends its response", like.whole(3), like.of_rows(0.0)),
     ),
     # By reward functions, as scores or beside them.
     in_info(
         "answer_key", "[N]", "equal for equal answers to a prompt, -1 without an answer",
-        StandIn("whole completions are compared", like._whole(3)),
+        StandIn("whole completions are compared", like.whole(3)),
         provider=reward_entry("answer_key", "number_match", "math_verify", "exact_match", "tagged_match"),
     ),
     in_info(
         "tests", "[N, U]", "results of U tests of the completion; [N, K, U] of each turn's",
-        StandIn("the components of the reward", like._whole(2, 3)), provider=reward_entry("tests"),
+        StandIn("the components of the reward", like.whole(2, 3)), provider=reward_entry("tests"),
     ),
     Need(
         "spans", "batch.token_rewards", "[N, L]", "rewards of parts of the completion, each where its part ends",
@@ -272,7 +272,7 @@ PROVIDED = (
     ),
     Need(
         "sound", "rewards['sound']", "[N]", "above 0.5 where the derivation of the answer is sound",
-        StandIn("every derivation is sound", like._whole(2)), provider="--rewards ... 'FILE.py:sound*0', a judge",
+        StandIn("every derivation is sound", like.whole(2)), provider="--rewards ... 'FILE.py:sound*0', a judge",
     ),
     in_info(
         "votes", "[N, C]", "how close each of C clients says that the row is to its own texts",
@@ -281,7 +281,7 @@ PROVIDED = (
     ),
     *(
         Need(
-            name, f"rewards['{name}']", "[N]", meaning, StandIn("the combined reward", like._whole(2)),
+            name, f"rewards['{name}']", "[N]", meaning, StandIn("the combined reward", like.whole(2)),
             provider=f"--rewards {name}",
         )
         for name, meaning in {

@@ -5,7 +5,7 @@ import JAX or NumPy. It has two file descriptors: a socket for messages, and the
 written to, whose write end the trainer keeps open.
 
 Messages are 8 bytes of length, then a pickle (`send_value`, `receive`). As Python values:
-    from the trainer: the reward's name; then for each call an `ScoreRequest`
+    from the trainer: the reward's name; then for each call a `ScoreRequest`
     to the trainer: `Ready` or an error message, and WARM after some; then for each call the `Outcome` or `Lost` of all
     samples, or those of one sample after another
 """
